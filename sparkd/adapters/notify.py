@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""sd_notify(3): what a process tells the systemd that started it."""
+
+from systemd._daemon import notify as _notify  # the C part: `systemd.daemon` imports much more
+
+
+def send(*assignments: str) -> None:
+    """Send 'KEY=value' lines; nothing happens when systemd did not start this process."""
+    _notify("\n".join(assignments))
+
+
+def status(text: str, *, extend_s: float = 0.0) -> None:
+    """Set the unit's status line and, with `extend_s`, move this command's time limit.
+
+    The extension replaces the remaining limit and counts from now (systemd 252 to 257, measured),
+    so a helper that waits repeats it.
+    """
+    lines = [f"STATUS={text}"]
+    if extend_s:
+        lines.append(f"EXTEND_TIMEOUT_USEC={int(extend_s * 1e6)}")
+    send(*lines)

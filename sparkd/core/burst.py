@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many unrequested ends of life an engine may have, in a sliding window that really bounds.
+
+systemd's own start limit does not bound an engine that takes minutes to load: its window is
+fixed, not sliding; with attempts longer than `interval / burst` it never trips; and daemon-reload
+clears it on systemd 252 and 254 (measured). So sparkd counts by itself, in a ledger that the
+helpers share and that needs no daemon.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+KEPT_DEATHS = 64
+"""A ledger never grows beyond this; more than any sensible burst."""
+
+
+class Moment(NamedTuple):
+    """A point in time that can be compared within one boot exactly and across boots roughly."""
+
+    boot_id: str
+    boottime: float
+    """CLOCK_BOOTTIME in seconds: immune to clock steps, counts suspend."""
+    wall: float
+    """Seconds since the epoch, for people and for comparing across boots."""
+
+    def age(self, now: "Moment") -> float:
+        """Seconds from this moment to `now`, never negative."""
+        if self.boot_id == now.boot_id:
+            return max(0.0, now.boottime - self.boottime)
+        return max(0.0, now.wall - self.wall)
+
+
+class Death(NamedTuple):
+    """One unrequested end of life."""
+
+    invocation_id: str
+    at: Moment
+    cls: str
+
+
+class HeldBy(StrEnum):
+    """Who holds an engine."""
+
+    BURST = "burst"
+    CLASS = "class"
+    OPERATOR = "operator"
+
+
+class Hold(NamedTuple):
+    """Why an engine must not be started until somebody says so."""
+
+    by: HeldBy
+    cls: str
+    reason: str
+    since: float
+    """Seconds since the epoch."""
+
+
+class Ledger(NamedTuple):
+    """What is remembered of one engine's ends of life."""
+
+    deaths: tuple[Death, ...] = ()
+    held: Hold | None = None
+
+
+class Policy(NamedTuple):
+    """`[restart]` of sparkd.toml: the `burst`-th death within `window` seconds holds the engine."""
+
+    burst: int
+    window: float
+
+
+class Budget(NamedTuple):
+    """The window arithmetic, as shown to a person."""
+
+    used: int
+    limit: int
+    window: float
+    frees_in: float | None
+    """Seconds until the oldest counted death leaves the window; None when none is counted."""
+
+
+class Outcome(NamedTuple):
+    """What follows an end of life."""
+
+    ledger: Ledger
+    hold: bool
+    reason: str
+
+
+def counted(ledger: Ledger, now: Moment, policy: Policy) -> tuple[Death, ...]:
+    """The deaths that lie within the window that ends now."""
+    return tuple(death for death in ledger.deaths if death.at.age(now) < policy.window)
+
+
+def budget(ledger: Ledger, now: Moment, policy: Policy) -> Budget:
+    """Count what is used of the window, and say when it frees one."""
+    deaths = counted(ledger, now, policy)
+    oldest = max((death.at.age(now) for death in deaths), default=None)
+    frees_in = None if oldest is None else policy.window - oldest
+    return Budget(len(deaths), policy.burst, policy.window, frees_in)
+
+
+def after_death(ledger: Ledger, death: Death, policy: Policy, *, hold_reason: str = "") -> Outcome:
+    """Enter a death and decide between another start and holding the engine.
+
+    `hold_reason` says why this class of death cannot heal by itself; empty when it can.
+    Entering the same invocation twice counts it once.
+    """
+    others = tuple(d for d in ledger.deaths if d.invocation_id != death.invocation_id)
+    deaths = (*others, death)[-KEPT_DEATHS:]
+    entered = ledger._replace(deaths=deaths)
+    used = len(counted(entered, death.at, policy))
+    if hold_reason:
+        return _held(entered, HeldBy.CLASS, death, hold_reason)
+    if used >= policy.burst:
+        reason = (
+            f"{used} unrequested ends of life within {seconds_text(policy.window)},"
+            f" the limit is {policy.burst}; the last was {death.cls}"
+        )
+        return _held(entered, HeldBy.BURST, death, reason)
+    reason = (
+        f"death {used} of {policy.burst} within {seconds_text(policy.window)}:"
+        " systemd starts it again"
+    )
+    return Outcome(entered, hold=False, reason=reason)
+
+
+def _held(ledger: Ledger, by: HeldBy, death: Death, reason: str) -> Outcome:
+    hold = Hold(by, death.cls, reason, death.at.wall)
+    return Outcome(ledger._replace(held=hold), hold=True, reason=reason)
+
+
+def merge(ledgers: Sequence[Ledger]) -> Ledger:
+    """One ledger from several copies (the disk may have been full when one was written)."""
+    deaths = {death.invocation_id: death for ledger in ledgers for death in ledger.deaths}
+    holds = [ledger.held for ledger in ledgers if ledger.held is not None]
+    ordered = sorted(deaths.values(), key=lambda death: death.at.wall)
+    newest = max(holds, key=lambda hold: hold.since, default=None)
+    return Ledger(tuple(ordered[-KEPT_DEATHS:]), newest)
+
+
+def to_json(ledger: Ledger) -> dict[str, object]:
+    """The ledger as plain JSON values."""
+    return {
+        "version": 1,
+        "deaths": [
+            {"invocation_id": d.invocation_id, "class": d.cls, **d.at._asdict()}
+            for d in ledger.deaths
+        ],
+        "held": None if ledger.held is None else _hold_json(ledger.held),
+    }
+
+
+def _hold_json(hold: Hold) -> dict[str, object]:
+    return {"by": hold.by, "class": hold.cls, "reason": hold.reason, "since": hold.since}
+
+
+def from_json(value: object) -> Ledger:
+    """The ledger from plain JSON values; what cannot be read is left out, never guessed.
+
+    Raises:
+        ValueError: the value is no ledger at all.
+    """
+    if not isinstance(value, Mapping):
+        raise ValueError("a ledger is a JSON object")  # noqa: TRY004  (one error for a torn file)
+    rows = value.get("deaths")
+    deaths = tuple(
+        death for row in (rows if isinstance(rows, list) else []) if (death := _death(row))
+    )
+    return Ledger(deaths, _hold(value.get("held")))
+
+
+def _death(row: object) -> Death | None:
+    match row:
+        case {
+            "invocation_id": str(invocation),
+            "class": str(cls),
+            "boot_id": str(boot),
+            "boottime": int() | float() as boottime,
+            "wall": int() | float() as wall,
+        }:
+            return Death(invocation, Moment(boot, float(boottime), float(wall)), cls)
+    return None
+
+
+def _hold(row: object) -> Hold | None:
+    match row:
+        case {
+            "by": str(by),
+            "class": str(cls),
+            "reason": str(reason),
+            "since": int() | float() as since,
+        } if by in set(HeldBy):
+            return Hold(HeldBy(by), cls, reason, float(since))
+    return None
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration as people write it: '45 s', '20 min', '1 h'."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200 and seconds % 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:g} h" if seconds % 3600 == 0 else f"{seconds / 3600:.1f} h"

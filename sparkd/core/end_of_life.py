@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one ended invocation was: asked for or not, how it ended, and why.
+
+This is the record that `post-mortem` writes for each end of life and everything else reads.
+"""
+
+import signal
+from typing import NamedTuple
+
+from sparkd.core.classify import ExitState, Verdict
+
+
+class UnitAtEnd(NamedTuple):
+    """What systemd says of the unit while ExecStopPost= runs; times are CLOCK_MONOTONIC in µs."""
+
+    job: str
+    """Type of the job on the unit: 'stop', 'restart', 'start', '' for none."""
+    main_exit: int
+    """ExecMainExitTimestampMonotonic; 0 when no main process ever ended."""
+    active_enter: int
+    """ActiveEnterTimestampMonotonic: when this unit last became active; 0 for never."""
+    active_exit: int
+    """ActiveExitTimestampMonotonic: when this unit last left active; 0 for never."""
+    inactive_exit: int
+    """InactiveExitTimestampMonotonic: when this invocation began."""
+
+
+class Finding(NamedTuple):
+    """What an earlier helper of the same invocation concluded (`await-slot` or `await-ready`)."""
+
+    helper: str
+    cls: str
+    reason: str
+    permanent: bool
+
+
+class Record(NamedTuple):
+    """One end of life."""
+
+    engine: str
+    unit: str
+    invocation_id: str
+    time: float
+    """Seconds since the epoch."""
+    requested: bool
+    result: str
+    """systemd's $SERVICE_RESULT."""
+    exit_code: int | None
+    """Exit status of the main process; None when a signal ended it or it never ran."""
+    signal: str | None
+    """Signal that ended the main process, such as 'KILL'; None for an exit."""
+    cls: str
+    signature: str | None
+    evidence: str | None
+    reason: str
+    """One sentence: what ended it."""
+    action: str
+    """'restart', 'hold' or 'none'."""
+    action_reason: str
+    """One sentence: why that follows."""
+    hint: str
+    """One sentence: what a person should do; may be empty."""
+    was_ready: bool
+
+
+def was_requested(unit: UnitAtEnd) -> bool:
+    """Whether somebody asked systemd for this end.
+
+    A stop or restart job on the unit is the proof: systemd queues none when a process dies by
+    itself, and a signal from a stranger queues none either. A job that came after the process had
+    already died does not make the death a requested one: then the main process ended before the
+    unit left the active state, while a stop makes the unit leave it first.
+    """
+    if unit.job not in {"stop", "restart"}:
+        return False
+    became_active = unit.active_enter >= unit.inactive_exit > 0
+    left_active = unit.active_exit >= unit.active_enter
+    died_first = became_active and left_active and 0 < unit.main_exit <= unit.active_exit
+    return not died_first
+
+
+def was_ready(unit: UnitAtEnd) -> bool:
+    """Whether the gate had passed in this invocation."""
+    return unit.active_enter >= unit.inactive_exit > 0
+
+
+def exit_code_of(exit_state: ExitState) -> int | None:
+    """The main process's exit status, if it exited."""
+    if exit_state.code == "exited" and exit_state.status.isdigit():
+        return int(exit_state.status)
+    return None
+
+
+def signal_of(exit_state: ExitState) -> str | None:
+    """The name of the signal that ended the main process ('KILL'), if one did."""
+    if exit_state.code not in {"killed", "dumped"}:
+        return None
+    if exit_state.status.isdigit():
+        try:
+            return signal.Signals(int(exit_state.status)).name[len("SIG") :]
+        except ValueError:
+            return exit_state.status
+    return exit_state.status or None
+
+
+def explain(verdict: Verdict, finding: Finding | None, *, requested: bool) -> tuple[str, str, bool]:
+    """Class, reason and whether it cannot heal, from the log's verdict and a helper's finding.
+
+    A helper's finding names the symptom (the gate's deadline, a busy port); a signature in the log
+    names the cause and wins over it, unless only the helper knows that it will fail again.
+    """
+    permanent = not requested and (
+        verdict.answer.holds or (finding is not None and finding.permanent)
+    )
+    if requested or finding is None:
+        return verdict.cls, verdict.reason, permanent
+    if verdict.signature and not (finding.permanent and not verdict.answer.holds):
+        return verdict.cls, verdict.reason, permanent
+    return finding.cls, finding.reason, permanent
+
+
+def to_json(record: Record) -> dict[str, object]:
+    """The record as plain JSON values, with the names of the scripts' contract."""
+    value: dict[str, object] = record._asdict()
+    value["class"] = value.pop("cls")
+    return value
+
+
+def from_json(value: dict[str, object]) -> Record:
+    """The record from plain JSON values.
+
+    Raises:
+        TypeError: a member is missing or unknown.
+    """
+    known = dict(value)
+    known["cls"] = known.pop("class", "")
+    return Record(**known)  # type: ignore[arg-type]  # the members are checked by the caller's schema

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""await-ready (ExecStartPost=): 0 only when this process serves this model, 1 when dead or late.
+
+Can be run by hand against any engine: `await-ready --pid=PID --port=8000 --served-name=NAME`.
+"""
+
+import argparse
+import json
+import os
+import select
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from sparkd.adapters import clock, journal, notify, probe, proc
+from sparkd.adapters.catalogue import load_catalogue
+from sparkd.adapters.state_files import StateFiles
+from sparkd.core import events, gate
+from sparkd.core.boot import BootProgress
+from sparkd.core.classify import Classifier
+from sparkd.core.end_of_life import Finding
+from sparkd.core.gate import Ask, Status, Verdict
+from sparkd.core.lines import frame
+from sparkd.helpers import unit as own_unit
+
+POLL_S = 0.25
+"""Between two rounds of questions. A death ends the wait at once: it is not polled for."""
+REQUEST_S = 3.0
+"""Wall deadline of one small question; a healthy engine answers in milliseconds."""
+LINGER_S = 5.0
+"""After a fatal line vLLM ends within its 5 s watchdog period, or hangs in its shutdown."""
+STATUS_S = 5.0
+"""How often the status line's seconds are refreshed."""
+
+
+class Result(NamedTuple):
+    """How the wait ended."""
+
+    status: Status
+    reason: str
+    cls: str = ""
+    version: str = ""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line, for the rendered unit and for a person."""
+    p = argparse.ArgumentParser(
+        prog="await-ready",
+        description="Wait until a vLLM engine is ready. Exit status: 0 ready, 1 dead or too late, "
+        "78 will fail again until something is changed.",
+    )
+    p.add_argument("--pid", required=True, help="main process of the engine")
+    p.add_argument("--port", type=int, required=True)
+    p.add_argument("--host", default="127.0.0.1", help="address the engine listens on")
+    p.add_argument("--served-name", action="append", required=True, metavar="NAME")
+    p.add_argument("--budget", type=float, default=1080.0, metavar="SECONDS")
+    p.add_argument("--warmup", choices=sorted(gate.WARMUPS), default="auto")
+    p.add_argument("--expect-version", default="", metavar="VERSION")
+    p.add_argument(
+        "--api-key-credential", default="", metavar="NAME", help="credential that holds the API key"
+    )
+    p.add_argument("--api-key-file", default="", metavar="PATH", help="for use by hand")
+    p.add_argument("--engine", default="", help="set by the unit")
+    p.add_argument("--unit", default="", help="set by the unit")
+    return p
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Wait, say how it went, and leave a record of it.
+
+    Returns:
+        0 ready; 1 dead or too late; 78 when another start would fail in the same way.
+    """
+    options = parser().parse_args(argv)
+    own_unit.end_well_when_stopped(options.unit)
+    deadline = time.monotonic() + options.budget
+    try:
+        pidfd = os.pidfd_open(int(options.pid))
+    except (ValueError, OSError):
+        # ${MAINPID} is empty when the main process died before this command was started.
+        result = Result(Status.NOT_READY, "the main process is gone")
+        return _finish(options, result, BootProgress(), 0.0)
+    with os.fdopen(pidfd, "rb", buffering=0):
+        began = _age(int(options.pid))
+        wait = Gate(options, pidfd, deadline)
+        return _finish(options, wait.run(), wait.progress, began)
+
+
+class Gate:
+    """One wait for one process."""
+
+    def __init__(self, options: argparse.Namespace, pidfd: int, deadline: float) -> None:
+        self._options = options
+        self._pid = int(options.pid)
+        self._pidfd = pidfd
+        self._deadline = deadline
+        self._key = _api_key(options)
+        self._want = gate.Expectation(
+            port=options.port,
+            served_names=tuple(options.served_name),
+            warmup=options.warmup,
+            version=options.expect_version,
+            has_key=bool(self._key),
+        )
+        invocation = own_unit.invocation_id() if options.unit else ""
+        self._log = journal.InvocationLog(invocation) if invocation else None
+        self._classifier = Classifier(load_catalogue())
+        self._fatal_since: float | None = None
+        self._status = ("", 0.0)
+        self.progress = BootProgress()
+
+    def run(self) -> Result:
+        """Ask until there is a final answer."""
+        last = gate.after(self._want, Ask.HEALTH, gate.Reply(gate.ReplyKind.REFUSED))
+        while True:
+            if self._dead(0.0):
+                return Result(Status.NOT_READY, "the main process is gone")
+            fatal = self._read_log()
+            if fatal is not None:
+                return fatal
+            if time.monotonic() >= self._deadline:
+                reason = f"not ready after {self._options.budget:.0f} s: {last.reason}"
+                return Result(Status.NOT_READY, reason, last.cls or "not-ready-in-time")
+            last = self._round()
+            if last.status is not None:
+                return Result(last.status, last.reason, last.cls, last.version)
+            self._tell(last.reason)
+            if self._dead(POLL_S):
+                return Result(Status.NOT_READY, "the main process is gone")
+
+    def _round(self) -> Verdict:
+        """The questions in their order, until one does not lead to the next."""
+        version = ""
+        verdict = Verdict(None, Ask.HEALTH, "")
+        while verdict.status is None and verdict.next is not None:
+            verdict = self._question(verdict.next)
+            version = verdict.version or version
+        if verdict.status is Status.READY and self._dead(0.0):
+            return Verdict(Status.NOT_READY, None, "the main process is gone")
+        return verdict._replace(version=version)
+
+    def _question(self, ask: Ask) -> Verdict:
+        if ask is Ask.LISTENER:
+            listener, holder = self._listener()
+            return gate.after_listener(self._want, listener, holder)
+        is_warmup = ask in gate.WARMUPS["auto"]
+        if is_warmup:
+            self._tell("warming up with one request")
+        # The first request may compile for minutes: it gets what is left of the budget.
+        limit = self._deadline if is_warmup else min(self._deadline, time.monotonic() + REQUEST_S)
+        reply = probe.ask(
+            (_reachable(self._options.host), self._options.port),
+            gate.request_for(ask, self._want.served_names[0]),
+            deadline=limit,
+            key=self._key,
+            abort_fd=self._pidfd,
+        )
+        return gate.after(self._want, ask, reply)
+
+    def _listener(self) -> tuple[gate.Listener, str]:
+        """Whether everybody who may answer on the port belongs to the main process's unit."""
+        cgroup = proc.cgroup_of(self._pid)
+        if cgroup in {"", "/"}:
+            return gate.Listener.UNKNOWN, f"process {self._pid} has no control group of its own"
+        inodes = proc.listeners(_reachable(self._options.host), self._options.port)
+        if not inodes:
+            return gate.Listener.NONE, ""
+        members = proc.pids_in(cgroup)
+        foreign = [i for i in inodes if not proc.owners_of({i}, members)]
+        if not foreign:
+            return gate.Listener.OURS, ""
+        holders = proc.owners_of(set(foreign))
+        return gate.Listener.FOREIGN, ", ".join(map(str, holders[:3])) or "a process out of sight"
+
+    def _read_log(self) -> Result | None:
+        """Take in what the engine logged; a fatal line that nobody acts on ends the wait."""
+        if self._log is None:
+            return None
+        for entry in self._log.read():
+            for line in frame(entry.message):
+                self.progress.feed(line, entry.realtime)
+                self._classifier.feed(line)
+        verdict = self._classifier.verdict()
+        if not verdict.label.startswith("fatal"):
+            return None
+        if self._fatal_since is None:
+            self._fatal_since = time.monotonic()
+        if time.monotonic() - self._fatal_since < LINGER_S:
+            return None
+        status = Status.WILL_FAIL_AGAIN if verdict.answer.holds else Status.NOT_READY
+        return Result(status, f"{verdict.reason}, but its process does not end", verdict.cls)
+
+    def _dead(self, wait_s: float) -> bool:
+        """Whether the main process ends within so many seconds."""
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(wait_s * 1000))
+
+    def _tell(self, reason: str) -> None:
+        now = time.monotonic()
+        text = self.progress.status or reason
+        if reason.startswith("port "):
+            text = reason
+        if text == self._status[0] and now - self._status[1] < STATUS_S:
+            return
+        self._status = (text, now)
+        budget = self._options.budget
+        spent = budget - (self._deadline - now)
+        notify.status(f"{text} ({spent:.0f} s of {budget:.0f} s)", extend_s=60.0 + REQUEST_S)
+
+
+def _reachable(host: str) -> str:
+    """The address to ask, for an engine that listens on every address."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104
+
+
+def _api_key(options: argparse.Namespace) -> str:
+    if options.api_key_file:
+        path = Path(options.api_key_file)
+    elif options.api_key_credential:
+        folder = os.environ.get("CREDENTIALS_DIRECTORY", "/nonexistent")
+        path = Path(folder) / options.api_key_credential
+    else:
+        return ""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        own_unit.fail("await-ready: cannot read the API key; asking without it")
+        return ""
+
+
+def _age(pid: int) -> float:
+    """CLOCK_BOOTTIME at which a process started; now when it is gone."""
+    ticks = proc.start_time(pid)
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return now if ticks is None else ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _finish(
+    options: argparse.Namespace, result: Result, progress: BootProgress, began: float
+) -> int:
+    now = clock.moment()
+    seconds = now.boottime - began if began else 0.0
+    if result.status is Status.READY:
+        text = f"ready after {seconds:.0f} s: {result.reason}"
+        notify.status(text)
+        own_unit.say(text)
+    else:
+        own_unit.fail(f"not ready: {result.reason}")
+        notify.status(f"not ready: {result.reason}")
+    if options.unit:
+        _record(options, result, progress, seconds)
+    return int(result.status)
+
+
+def _record(
+    options: argparse.Namespace, result: Result, progress: BootProgress, seconds: float
+) -> None:
+    invocation = own_unit.invocation_id()
+    fields = {
+        events.ENGINE: options.engine,
+        events.UNIT: options.unit,
+        events.INVOCATION_ID: invocation,
+        events.REASON: result.reason,
+    }
+    if result.status is Status.READY:
+        facts = {
+            "engine": options.engine,
+            "unit": options.unit,
+            "invocation_id": invocation,
+            "time": clock.moment().wall,
+            "seconds": round(seconds, 1),
+            **progress.facts.to_json(),
+        }
+        facts["vllm_version"] = result.version or facts.get("vllm_version")
+        fields[events.RECORD] = json.dumps(facts)
+        text = f"{options.engine}: ready after {seconds:.0f} s, {result.reason}"
+        journal.send(events.Event.READY, text, priority=journal.Priority.NOTICE, **fields)
+        return
+    if result.cls:
+        permanent = result.status is Status.WILL_FAIL_AGAIN
+        finding = Finding("await-ready", result.cls, result.reason, permanent)
+        StateFiles().write_finding(options.unit, invocation, finding)
+    text = f"{options.engine}: not ready, {result.reason}"
+    journal.send(events.Event.NOT_READY, text, priority=journal.Priority.WARNING, **fields)

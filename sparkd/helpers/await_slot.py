@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""await-slot (ExecStartPre=): let one engine start at a time, and only when its start can work.
+
+Works without the daemon: the slot is a file and a question to systemd, see `sparkd.core.slot`.
+"""
+
+import argparse
+import os
+import time
+
+from sparkd.adapters import clock, journal, notify, proc, systemctl
+from sparkd.adapters.state_files import StateFiles
+from sparkd.core import events, preflight, slot
+from sparkd.core.end_of_life import Finding
+from sparkd.core.gate import Status
+from sparkd.helpers import unit as own_unit
+
+POLL_S = 0.5
+"""One look costs a `systemctl show` of about 10 ms."""
+EXTEND_S = 60.0
+"""How far each look moves systemd's time limit for this command."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; the rendered unit is its only caller that matters."""
+    p = argparse.ArgumentParser(prog="await-slot", description=__doc__.splitlines()[0])
+    p.add_argument("--engine", required=True)
+    p.add_argument("--unit", required=True)
+    p.add_argument("--order", type=int, default=50, help="lower starts first")
+    p.add_argument("--host", default="127.0.0.1", help="address the engine will listen on")
+    p.add_argument("--port", type=int, required=True)
+    p.add_argument("--executable", required=True)
+    p.add_argument("--model", required=True)
+    p.add_argument("--user", required=True)
+    p.add_argument("--memory-utilization", type=float, default=preflight.DEFAULT_UTILIZATION)
+    p.add_argument(
+        "--obstacle-limit",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="how long a busy port or missing memory is waited for (default 300)",
+    )
+    return p
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Wait for the turn of this start.
+
+    Returns:
+        0 when the slot is ours; 1 when the start must not happen now (held, or an obstacle
+        that outlasted its limit); 78 when it would fail until somebody changes something.
+    """
+    options = parser().parse_args(argv)
+    own_unit.end_well_when_stopped(options.unit)
+    files = StateFiles()
+    held = files.ledger(options.engine).held
+    if held is not None:
+        finding = Finding("await-slot", "held", f"held: {held.reason}", permanent=True)
+        return _refuse(options, files, finding, Status.NOT_READY)
+    files.write_started(
+        options.unit, own_unit.invocation_id(), os.environ.get("SPARKD_LAUNCH_HASH", "")
+    )
+    try:
+        return _wait_for_turn(options, files)
+    finally:
+        files.drop_waiter(options.unit)
+
+
+def _wait_for_turn(options: argparse.Namespace, files: StateFiles) -> int:
+    me = slot.Waiter(
+        options.unit,
+        own_unit.invocation_id(),
+        options.order,
+        time.clock_gettime(time.CLOCK_BOOTTIME),
+    )
+    facts = _look_once(options)
+    obstacle_since: float | None = None
+    said = ""
+    while True:
+        obstacle = preflight.obstacle(facts)
+        if obstacle is None:
+            obstacle_since = None
+        else:
+            obstacle_since = time.monotonic() if obstacle_since is None else obstacle_since
+            lasted = time.monotonic() - obstacle_since
+            if obstacle.permanent or lasted > options.obstacle_limit:
+                return _give_up(options, files, obstacle, lasted)
+        me = me._replace(blocked="" if obstacle is None else f"waiting: {obstacle.reason}")
+        decision = _try_to_take(files, me)
+        if decision.take:
+            _admitted(options, me)
+            return int(Status.READY)
+        if decision.reason != said:
+            said = decision.reason
+            own_unit.say(said)
+            _send(events.Event.SLOT_WAIT, options, said)
+        notify.status(said, extend_s=EXTEND_S)
+        time.sleep(POLL_S)
+        facts = _look_again(options, facts)
+
+
+def _try_to_take(files: StateFiles, me: slot.Waiter) -> slot.Decision:
+    """Decide under the lock, so that two waiters cannot both find the slot free."""
+    with files.locked("slot"):
+        claim = files.claim()
+        others = [waiter for waiter in files.waiters() if waiter.unit != me.unit]
+        units = [claim.unit] if claim is not None else []
+        units += [waiter.unit for waiter in others]
+        phases = _phases(units)
+        holder = phases[0] if claim is not None else None
+        behind = phases[1:] if claim is not None else phases
+        decision = slot.decide(me, claim, holder, list(zip(others, behind, strict=True)))
+        if decision.take:
+            files.write_claim(slot.Claim(me.unit, me.invocation_id))
+            files.drop_waiter(me.unit)
+        else:
+            files.write_waiter(me)
+        return decision
+
+
+def _phases(units: list[str]) -> list[slot.Phase | None]:
+    if not units:
+        return []
+    seen = systemctl.show(units, ["InvocationID", "SubState"])
+    if seen is None:
+        return [None] * len(units)
+    return [slot.Phase(row.get("InvocationID", ""), row.get("SubState", "")) for row in seen]
+
+
+def _look_once(options: argparse.Namespace) -> preflight.Facts:
+    """What no waiting changes, and a first look at the rest."""
+    home = os.environ.get("HOME", "")
+    is_path = options.model.startswith("/")
+    lasting = preflight.Facts(
+        executable=options.executable,
+        executable_usable=proc.usable_by(options.user, options.executable, os.X_OK),
+        model=options.model,
+        model_usable=not is_path or bool(proc.usable_by(options.user, options.model, os.R_OK)),
+        user=options.user,
+        port=options.port,
+        utilization=options.memory_utilization,
+        home=home,
+        home_writable=not home or bool(proc.usable_by(options.user, home, os.W_OK)),
+    )
+    return _look_again(options, lasting)
+
+
+def _look_again(options: argparse.Namespace, facts: preflight.Facts) -> preflight.Facts:
+    """The port and the memory, which change by themselves."""
+    memory = proc.memory()
+    holders = proc.owners_of(proc.listeners(options.host, options.port))
+    short = options.memory_utilization * memory.total > memory.available
+    return facts._replace(
+        port_holders=tuple(map(str, holders)),
+        memory_total=memory.total,
+        memory_available=memory.available,
+        memory_holders=_engine_processes() if short else (),
+    )
+
+
+def _engine_processes() -> tuple[str, ...]:
+    """The engine processes with the most resident memory, named for a person."""
+    found = [proc.process(pid) for pid in proc.pids()]
+    engines = [p for p in found if p.name.startswith("VLLM::")]
+    engines.sort(key=lambda p: proc.resident_bytes(p.pid), reverse=True)
+    return tuple(f"{p} {proc.resident_bytes(p.pid) / preflight.GIB:.1f} GiB" for p in engines[:3])
+
+
+def _admitted(options: argparse.Namespace, me: slot.Waiter) -> None:
+    waited = time.clock_gettime(time.CLOCK_BOOTTIME) - me.since
+    text = f"takes the start slot after {waited:.1f} s"
+    notify.status("launching")
+    _send(events.Event.SLOT_TAKEN, options, text)
+
+
+def _give_up(
+    options: argparse.Namespace, files: StateFiles, obstacle: preflight.Obstacle, lasted: float
+) -> int:
+    if obstacle.permanent:
+        finding = Finding("await-slot", obstacle.cls, obstacle.reason, permanent=True)
+        return _refuse(options, files, finding, Status.WILL_FAIL_AGAIN)
+    # Memory that does not come back within minutes needs a person: on GB10 each blind retry can
+    # leak more of it until the host stops answering.
+    reason = f"{obstacle.reason}, for {lasted:.0f} s now"
+    permanent = obstacle.cls == "memory-not-available"
+    return _refuse(
+        options, files, Finding("await-slot", obstacle.cls, reason, permanent), Status.NOT_READY
+    )
+
+
+def _refuse(
+    options: argparse.Namespace, files: StateFiles, finding: Finding, status: Status
+) -> int:
+    files.write_finding(options.unit, own_unit.invocation_id(), finding)
+    fix = f"; `sparkctl restart {options.engine}` releases it" if finding.cls == "held" else ""
+    own_unit.fail(f"not started: {finding.reason}{fix}")
+    notify.status(f"not started: {finding.reason}")
+    _send(
+        events.Event.START_REFUSED,
+        options,
+        f"{finding.reason}{fix}",
+        priority=journal.Priority.WARNING,
+    )
+    return int(status)
+
+
+def _send(
+    event: events.Event,
+    options: argparse.Namespace,
+    reason: str,
+    priority: str = journal.Priority.INFO,
+) -> None:
+    journal.send(
+        event,
+        f"{options.engine}: {reason}",
+        priority=priority,
+        **{
+            events.ENGINE: options.engine,
+            events.UNIT: options.unit,
+            events.INVOCATION_ID: own_unit.invocation_id(),
+            events.REASON: reason,
+            "SPARKD_TIME": f"{clock.moment().wall:.6f}",
+        },
+    )

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""post-mortem (ExecStopPost=): say how this invocation ended, and whether another may follow.
+
+systemd runs it once for every ended invocation, before the restart, and waits for it. It is the
+only hook that sees every death: properties are wiped when the next process is forked, and
+OnFailure= does not fire for an exit status of 0 (measured).
+"""
+
+import argparse
+import json
+import os
+import time
+import traceback
+
+from sparkd.adapters import clock, journal, notify, systemctl
+from sparkd.adapters.catalogue import load_catalogue
+from sparkd.adapters.state_files import StateFiles
+from sparkd.core import burst, end_of_life, events
+from sparkd.core.classify import Classifier, ExitState, Verdict
+from sparkd.core.end_of_life import Finding, Record, UnitAtEnd
+from sparkd.core.lines import frame
+from sparkd.helpers import unit as own_unit
+
+LINES_MAX = 300_000
+"""Read back at most so many lines of the invocation, the newest."""
+READ_S = 5.0
+"""And for at most so long: the restart waits meanwhile."""
+
+PROPERTIES = (
+    "ExecMainExitTimestampMonotonic",
+    "ActiveEnterTimestampMonotonic",
+    "ActiveExitTimestampMonotonic",
+    "InactiveExitTimestampMonotonic",
+    "ExecMainPID",
+    "ControlGroup",
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; the rendered unit is its only caller that matters."""
+    p = argparse.ArgumentParser(prog="post-mortem", description=__doc__.splitlines()[0])
+    p.add_argument("--engine", required=True)
+    p.add_argument("--unit", required=True)
+    p.add_argument("--burst", type=int, default=3)
+    p.add_argument("--window", type=float, default=3600.0, metavar="SECONDS")
+    return p
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the record of one end of life and let systemd restart the engine, or not.
+
+    Returns:
+        0, always: a failing ExecStopPost= would turn a clean stop into a failed unit.
+    """
+    options = parser().parse_args(argv)
+    try:
+        _post_mortem(options)
+    except Exception:  # noqa: BLE001  (whatever happens here must not change the unit's fate)
+        own_unit.fail(traceback.format_exc())
+    return 0
+
+
+def _post_mortem(options: argparse.Namespace) -> None:
+    files = StateFiles()
+    invocation = own_unit.invocation_id()
+    finding = files.finding(options.unit, invocation)
+    if finding is not None and finding.cls == "held":
+        # Nothing lived: `await-slot` refused a held engine. Only the restart has to be cancelled.
+        systemctl.stop_no_block(options.unit)
+        return
+    exit_state = ExitState(
+        os.environ.get("SERVICE_RESULT", ""),
+        os.environ.get("EXIT_CODE", ""),
+        os.environ.get("EXIT_STATUS", ""),
+    )
+    unit, main_pid = _unit_at_end(options.unit)
+    requested = end_of_life.was_requested(unit)
+    verdict = _read_log(invocation, unit, main_pid, exit_state, requested=requested)
+    record = _judge(options, files, exit_state, unit, verdict, finding, requested=requested)
+    if record.action == "hold":
+        systemctl.stop_no_block(options.unit)
+    _tell(record)
+
+
+def _unit_at_end(unit: str) -> tuple[UnitAtEnd, int]:
+    seen = systemctl.show([unit], PROPERTIES)
+    job = systemctl.job_type(unit)
+    row = seen[0] if seen else {}
+
+    def number(name: str) -> int:
+        text = row.get(name, "")
+        return int(text) if text.isdigit() else 0
+
+    at_end = UnitAtEnd(
+        job=job or "",
+        main_exit=number("ExecMainExitTimestampMonotonic"),
+        active_enter=number("ActiveEnterTimestampMonotonic"),
+        active_exit=number("ActiveExitTimestampMonotonic"),
+        inactive_exit=number("InactiveExitTimestampMonotonic"),
+    )
+    return at_end, number("ExecMainPID")
+
+
+def _read_log(
+    invocation: str, unit: UnitAtEnd, main_pid: int, exit_state: ExitState, *, requested: bool
+) -> Verdict:
+    journal.sync()
+    classifier = Classifier(load_catalogue())
+    until = time.monotonic() + READ_S
+    if invocation:
+        log = journal.InvocationLog(invocation)
+        log.skip_to_last(LINES_MAX)
+        for entry in log.read(until=until):
+            for line in frame(entry.message):
+                classifier.feed(line)
+    return classifier.verdict(exit_state=exit_state, requested=requested)
+
+
+def _judge(
+    options: argparse.Namespace,
+    files: StateFiles,
+    exit_state: ExitState,
+    unit: UnitAtEnd,
+    verdict: Verdict,
+    finding: Finding | None,
+    *,
+    requested: bool,
+) -> Record:
+    now = clock.moment()
+    invocation = own_unit.invocation_id()
+    cls, reason, permanent = end_of_life.explain(verdict, finding, requested=requested)
+    action, action_reason = "none", "the stop was requested"
+    if not requested:
+        policy = burst.Policy(options.burst, options.window)
+        hold_reason = reason if permanent else ""
+        with files.locked("ledger"):
+            outcome = burst.after_death(
+                files.ledger(options.engine),
+                burst.Death(invocation, now, cls),
+                policy,
+                hold_reason=hold_reason,
+            )
+            files.write_ledger(options.engine, outcome.ledger)
+        action, action_reason = ("hold" if outcome.hold else "restart"), outcome.reason
+    return Record(
+        engine=options.engine,
+        unit=options.unit,
+        invocation_id=invocation,
+        time=now.wall,
+        requested=requested,
+        result=exit_state.result,
+        exit_code=end_of_life.exit_code_of(exit_state),
+        signal=end_of_life.signal_of(exit_state),
+        cls=cls,
+        signature=verdict.signature or None,
+        evidence=verdict.evidence or None,
+        reason=reason,
+        action=action,
+        action_reason=action_reason,
+        hint=verdict.hint,
+        was_ready=end_of_life.was_ready(unit),
+    )
+
+
+def _tell(record: Record) -> None:
+    if record.requested:
+        text = f"{record.engine}: stopped on request"
+        priority = journal.Priority.INFO
+    else:
+        ready = "" if record.was_ready else " before it was ready"
+        text = f"{record.engine}: died{ready}: {record.reason}; {record.action_reason}"
+        held = record.action == "hold"
+        priority = journal.Priority.CRITICAL if held else journal.Priority.ERROR
+        notify.status(f"{'held' if held else 'dead'}: {record.reason}; {record.action_reason}")
+    journal.send(
+        events.Event.END_OF_LIFE,
+        text,
+        priority=priority,
+        **{
+            events.ENGINE: record.engine,
+            events.UNIT: record.unit,
+            events.INVOCATION_ID: record.invocation_id,
+            events.REASON: record.reason,
+            events.RECORD: json.dumps(end_of_life.to_json(record)),
+            "SPARKD_CLASS": record.cls,
+            "SPARKD_SIGNATURE": record.signature or "",
+            "SPARKD_ACTION": record.action,
+            "SPARKD_REQUESTED": "1" if record.requested else "0",
+        },
+    )
