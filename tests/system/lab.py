@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A guest with sparkd installed and simulated engines in it, for the tests of behaviour.
+
+Everything is done as an operator would: files under /etc/sparkd, sparkctl, systemctl.
+"""
+
+import json
+from typing import Any, NamedTuple
+
+from sparkd.core.events import Event
+
+STARTED = "39f53479d3a045ac8e11786248231fbf"
+"""systemd's message: a unit's start job is done."""
+HOST = """\
+[host]
+reserve = "1G"
+[restart]
+burst = 3
+window = "1h"
+delay = "1s"
+"""
+
+
+class Interval(NamedTuple):
+    """The time in which a start was past ExecStartPre= and not ready; seconds since the epoch."""
+
+    engine: str
+    begin: float
+    end: float
+
+
+class Lab:
+    """One guest and its engines."""
+
+    def __init__(self, machine: Any) -> None:
+        self.machine = machine
+        self.ports: dict[str, int] = {}
+        self.push("/etc/sparkd/sparkd.toml", HOST)
+
+    def push(self, path: str, text: str) -> None:
+        self.machine.push(path, text)
+
+    def engine(
+        self,
+        name: str,
+        *,
+        order: int = 50,
+        life: dict[str, object] | None = None,
+        extra: str = "",
+        serve: str = "",
+    ) -> None:
+        """Configure one simulated engine; `life` goes to a file that each start reads anew."""
+        port = self.ports.setdefault(name, 8100 + len(self.ports))
+        self.machine.run(["mkdir", "-p", f"/models/{name}"])
+        self.life(name, **(life or {}))
+        self.push(
+            f"/etc/sparkd/engines.d/{name}.toml",
+            f"""\
+model = "/models/{name}"
+port = {port}
+order = {order}
+{extra}
+[runtime]
+venv = "/usr/libexec/sparkd/sim"
+[serve]
+gpu-memory-utilization = 0.01
+served-model-name = ["{name}"]
+{serve}
+[env]
+SPARKD_SIM_LIFE_FILE = "/etc/sparkd-sim/{name}.json"
+[ready]
+budget = "60s"
+""",
+        )
+
+    def life(self, name: str, **life: object) -> None:
+        """Write what happens to the engine from its next start on."""
+        self.push(f"/etc/sparkd-sim/{name}.json", json.dumps({"load_seconds": 1.0, **life}))
+
+    def ctl(self, *words: str, check: bool = True, limit: float = 120.0) -> Any:
+        return self.machine.run(["sparkctl", *words], check=check, limit=limit)
+
+    def apply(self, *words: str) -> str:
+        return str(self.ctl("apply", *words).stdout)
+
+    def start_all(self, *names: str) -> None:
+        """Start several engines at the same moment, by hand."""
+        self.machine.run(["systemctl", "start", "--no-block", *(unit(name) for name in names)])
+
+    def status(self) -> dict[str, Any]:
+        value = json.loads(self.ctl("status", "--json").stdout)
+        assert isinstance(value, dict)
+        return value
+
+    def one(self, name: str) -> dict[str, Any]:
+        """The engine's part of the status."""
+        return next(e for e in self.status()["engines"] if e["name"] == name)
+
+    def incidents(self, name: str = "") -> list[dict[str, Any]]:
+        rows = json.loads(self.ctl("incidents", "--json").stdout)
+        return [row for row in rows if name in ("", row["engine"])]
+
+    def until(self, name: str, *states: str, limit: float = 60.0) -> dict[str, Any]:
+        """Wait until sparkctl says that the engine is in one of these states."""
+
+        def there() -> dict[str, Any] | None:
+            seen = self.one(name)
+            return seen if seen["state"] in states else None
+
+        seen = self.machine.wait_until(there, f"{name} is {' or '.join(states)}", limit=limit)
+        assert seen["reason"], "every state carries its reason"
+        return dict(seen)
+
+    def until_dead(self, name: str, count: int = 1, limit: float = 60.0) -> list[dict[str, Any]]:
+        """Wait until so many unrequested ends of life of the engine are recorded."""
+
+        def there() -> list[dict[str, Any]] | None:
+            rows = [row for row in self.incidents(name) if not row["requested"]]
+            return rows if len(rows) >= count else None
+
+        return list(self.machine.wait_until(there, f"{count} deaths of {name}", limit=limit))
+
+    def die(self, name: str, kind: str) -> None:
+        """Make a serving engine die now."""
+        body = json.dumps({"kind": kind})
+        url = f"http://127.0.0.1:{self.ports[name]}/sim/die"
+        self.machine.run(["curl", "-sS", "-m", "5", "-d", body, url], check=False)
+
+    def serves(self, name: str) -> bool:
+        url = f"http://127.0.0.1:{self.ports[name]}/v1/models"
+        done = self.machine.run(["curl", "-sf", "-m", "3", url], check=False)
+        return done.returncode == 0 and name in done.stdout
+
+    def show(self, name: str, *properties: str) -> dict[str, str]:
+        return dict(self.machine.show(unit(name), *properties))
+
+    def intervals(self) -> list[Interval]:
+        """Every start's time between taking the slot and systemd calling it started or ended."""
+        ended = (Event.END_OF_LIFE, Event.START_REFUSED)
+        matches = [f"MESSAGE_ID={event}" for event in (Event.SLOT_TAKEN, *ended)]
+        entries = self.machine.journal(*matches, f"MESSAGE_ID={STARTED}")
+        open_starts: dict[str, float] = {}
+        found = []
+        for entry in entries:
+            at = int(entry["__REALTIME_TIMESTAMP"]) / 1e6
+            name = entry.get("SPARKD_UNIT") or entry.get("UNIT", "")
+            if entry["MESSAGE_ID"] == Event.SLOT_TAKEN:
+                assert name not in open_starts, f"{name} took the slot twice without an end"
+                open_starts[name] = at
+            elif name in open_starts:
+                found.append(Interval(name, open_starts.pop(name), at))
+        assert not open_starts, f"starts without an end: {open_starts}"
+        return found
+
+
+def unit(name: str) -> str:
+    return f"vllm-{name}.service"
+
+
+def overlaps(intervals: list[Interval]) -> list[tuple[Interval, Interval]]:
+    """Pairs of starts that were under way at the same moment."""
+    ordered = sorted(intervals, key=lambda i: i.begin)
+    return [
+        (a, b) for i, a in enumerate(ordered) for b in ordered[i + 1 :] if b.begin < a.end
+    ]
