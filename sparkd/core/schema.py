@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every key of sparkd's configuration: one table that drives parsing, errors and documentation."""
+
+import ipaddress
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sparkd.core.config_model import HangMode, ListenAddress, Warmup
+from sparkd.core.quantities import parse_duration, parse_limit, parse_size
+from sparkd.core.text import has_control_character, is_plain_path
+
+HOST: Final = "sparkd.toml"
+ENGINE: Final = "engines.d/<engine>.toml"
+
+ENGINE_NAME = re.compile(r"[a-z][a-z0-9-]{0,47}\Z")
+ENGINE_NAME_RULE = "must be 1 to 48 characters of a-z, 0-9 and '-', beginning with a letter"
+_IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._:/-]*@sha256:[0-9a-f]{64}\Z")
+_USER = re.compile(r"[a-z_][a-z0-9_-]{0,30}\Z")
+_VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+_-]{0,63}\Z")
+
+# Turns what tomllib read into the value sparkd uses; ValueError or TypeError: the rule is broken.
+Parser = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key.
+
+    `default` is TOML text, parsed like an operator's value; None means that there is no value.
+    `rule` completes the sentence "the value …" and is the error message as well.
+    """
+
+    file: str
+    section: str
+    key: str
+    type: str
+    default: str | None
+    rule: str
+    help: str
+    parse: Parser
+    required: bool = False
+
+    @property
+    def path(self) -> str:
+        """The key as errors and documentation name it: `section.key`."""
+        return f"{self.section}.{self.key}" if self.section else self.key
+
+
+@dataclass(frozen=True, slots=True)
+class FreeSection:
+    """A section whose keys are the operator's own names."""
+
+    file: str
+    name: str
+    help: str
+
+
+def _string(value: object) -> str:
+    # Exact type: bool is an int in Python, and a date would print like a string.
+    if type(value) is not str:
+        raise TypeError(value)
+    return value
+
+
+def _boolean(value: object) -> bool:
+    if type(value) is not bool:
+        raise TypeError(value)
+    return value
+
+
+def _integer(low: int, high: int) -> Parser:
+    def parse(value: object) -> int:
+        if type(value) is not int:
+            raise TypeError(value)
+        if not low <= value <= high:
+            raise ValueError(value)
+        return value
+
+    return parse
+
+
+def _size(value: object) -> int:
+    return parse_size(_string(value))
+
+
+def _limit(value: object) -> object:
+    return parse_limit(_string(value))
+
+
+def _duration(low: int, high: int) -> Parser:
+    def parse(value: object) -> int:
+        seconds = parse_duration(_string(value))
+        if not low <= seconds <= high:
+            raise ValueError(value)
+        return seconds
+
+    return parse
+
+
+def _matching(pattern: re.Pattern[str]) -> Parser:
+    def parse(value: object) -> str:
+        text = _string(value)
+        if not pattern.match(text):
+            raise ValueError(text)
+        return text
+
+    return parse
+
+
+def _path(value: object) -> str:
+    text = _string(value)
+    if not is_plain_path(text):
+        raise ValueError(text)
+    return text
+
+
+def _paths(value: object) -> tuple[str, ...]:
+    if type(value) is not list:
+        raise TypeError(value)
+    return tuple(_path(item) for item in value)
+
+
+def _model(value: object) -> str:
+    text = _string(value)
+    if (
+        not text.strip()
+        or len(text) > 4096
+        or text.startswith(("-", "~", "./", "../"))
+        or has_control_character(text)
+    ):
+        raise ValueError(text)
+    return text
+
+
+def _address(value: object) -> str:
+    return str(ipaddress.ip_address(_string(value)))
+
+
+def _listen(value: object) -> ListenAddress:
+    host, colon, port = _string(value).rpartition(":")
+    if not colon or not re.match(r"[0-9]{1,5}\Z", port) or not 1 <= int(port) <= 65535:
+        raise ValueError(value)
+    if host.startswith("[") != host.endswith("]") or (":" in host) != host.startswith("["):
+        raise ValueError(value)
+    return ListenAddress(_address(host.removeprefix("[").removesuffix("]")), int(port))
+
+
+def _warmup(value: object) -> Warmup:
+    if type(value) is bool:
+        return Warmup.AUTO if value else Warmup.NONE
+    warmup = Warmup(_string(value))
+    if warmup in {Warmup.AUTO, Warmup.NONE}:
+        raise ValueError(value)
+    return warmup
+
+
+def _hang_mode(value: object) -> HangMode:
+    return HangMode(_string(value))
+
+
+_PATH_RULE = (
+    "must be an absolute path of letters, digits and . _ + @ , = ~ -,"
+    " without '.', '..' or a trailing slash"
+)
+_LIMIT_RULE = 'must be a size such as "112G" or a percentage such as "92%"'
+
+SETTINGS: Sequence[Setting] = (
+    Setting(HOST, "host", "reserve", "size", '"20G"',
+            'must be a size such as "20G" (K, M, G, T: powers of 1024)',
+            "Memory that is never planned for engines.", _size),
+    Setting(HOST, "compile", "max_jobs", "integer", "4",
+            "must be an integer from 1 to 64",
+            "Compilers that one start may run at a time (`MAX_JOBS`). FlashInfer's take 3 to 8 GiB"
+            " each, and without a cap ninja runs one per core plus two.", _integer(1, 64)),
+    Setting(HOST, "compile", "nvcc_threads", "integer", "1",
+            "must be an integer from 1 to 16",
+            "Threads of each nvcc (`NVCC_THREADS`, `FLASHINFER_NVCC_THREADS`): each is a further"
+            " compiler.", _integer(1, 16)),
+    Setting(HOST, "compile", "inductor_threads", "integer", "4",
+            "must be an integer from 1 to 64",
+            "`TORCHINDUCTOR_COMPILE_THREADS`. vLLM 0.11 to 0.33 sets it to 1 itself at import; the"
+            " cap is for torch programs that do not.", _integer(1, 64)),
+    Setting(HOST, "memory", "high", "size or percentage", None, _LIMIT_RULE,
+            "`MemoryHigh=` of each engine. Used only on a host with swap: without swap an engine"
+            " over it stalls instead of being slowed.", _limit),
+    Setting(HOST, "memory", "max", "size or percentage", '"92%"', _LIMIT_RULE,
+            "`MemoryMax=` of each engine. It bounds compilers and host memory, NOT CUDA unified"
+            " allocations on GB10, which the kernel does not charge to a control group.", _limit),
+    Setting(HOST, "restart", "burst", "integer", "3",
+            "must be an integer from 1 to 20",
+            "The unrequested end of life, within the window, that holds the engine instead of"
+            " restarting it.", _integer(1, 20)),
+    Setting(HOST, "restart", "window", "duration", '"1h"',
+            'must be a duration from "10s" to "7d"',
+            "The sliding window in which ends of life are counted.", _duration(10, 604_800)),
+    Setting(HOST, "restart", "delay", "duration", '"5s"',
+            'must be a duration from "1s" to "10m"',
+            "Pause between an end of life and the next start (`RestartSec=`).",
+            _duration(1, 600)),
+    Setting(HOST, "metrics", "listen", "address:port", '"127.0.0.1:9837"',
+            'must be an IP address and a port such as "127.0.0.1:9837" or "[::1]:9837"',
+            "Where sparkd serves /metrics: a loopback address, unless `allow-remote` is true.",
+            _listen),
+    Setting(HOST, "metrics", "allow-remote", "boolean", "false", "must be true or false",
+            "Permits a `listen` address that other machines can reach. /metrics has no"
+            " authentication.", _boolean),
+    Setting(ENGINE, "", "model", "string", None,
+            "must be a Hugging Face name or an absolute path, without control characters, not"
+            " beginning with '-', '~' or './'",
+            "What `vllm serve` serves.", _model, required=True),
+    Setting(ENGINE, "", "host", "IP address", '"127.0.0.1"',
+            'must be an IP address such as "127.0.0.1" or "0.0.0.0"',
+            "Address the engine listens on (`--host`). vLLM's own default is every address of the"
+            " machine; sparkd's is loopback.", _address),
+    Setting(ENGINE, "", "port", "integer", None, "must be an integer from 1024 to 65535",
+            "TCP port the engine listens on (`--port`); no two engines share one.",
+            _integer(1024, 65535), required=True),
+    Setting(ENGINE, "", "order", "integer", "50", "must be an integer from 0 to 999",
+            "Engines with a lower order start first; equal orders start by name.",
+            _integer(0, 999)),
+    Setting(ENGINE, "", "user", "string", '"vllm"',
+            "must be a user name of a-z, 0-9, '_' and '-'",
+            "The user that runs the engine.", _matching(_USER)),
+    Setting(ENGINE, "", "group", "string", None,
+            "must be a group name of a-z, 0-9, '_' and '-'",
+            "The group that runs the engine; the user's own group where it is not set.",
+            _matching(_USER)),
+    Setting(ENGINE, "", "autostart", "boolean", "true", "must be true or false",
+            "Whether the unit is enabled (started at boot) when it is first written. Later,"
+            " `systemctl enable` and `disable` have the say.", _boolean),
+    Setting(ENGINE, "runtime", "venv", "path", None, _PATH_RULE,
+            "The Python environment whose `bin/vllm` is run.", _path),
+    Setting(ENGINE, "runtime", "image", "string", None,
+            'must name a digest, such as "vllm/vllm-openai@sha256:…": a tag moves',
+            "A container image. Not supported by this version: it is refused.",
+            _matching(_IMAGE)),
+    Setting(ENGINE, "runtime", "cache", "path", None, _PATH_RULE,
+            "Directory of HOME and of every compile cache. By default"
+            " `/var/cache/vllm/<engine>`, which systemd creates; another one must exist and belong"
+            " to the user.", _path),
+    Setting(ENGINE, "runtime", "cuda_home", "path", '"/usr/local/cuda"', _PATH_RULE,
+            "`CUDA_HOME`; its `bin` is first on the engine's PATH, so that nvcc is found.", _path),
+    Setting(ENGINE, "runtime", "path-extra", "list of paths", "[]",
+            f"must be a list of paths; each {_PATH_RULE}",
+            "Directories on PATH after CUDA's and before the venv's.", _paths),
+    Setting(ENGINE, "ready", "budget", "duration", '"1080s"',
+            'must be a duration from "5s" to "1d"',
+            "Time from the start of `vllm serve` to ready; then the start has failed."
+            " `TimeoutStartSec=` is derived from it and always longer.", _duration(5, 86_400)),
+    Setting(ENGINE, "ready", "warmup", "boolean or string", "true",
+            'must be true, false, "completion", "embedding" or "score"',
+            "The request that must be answered before the engine is ready; `true` chooses by the"
+            " `runner`, `convert` and `task` flags, else by what the engine offers.", _warmup),
+    Setting(ENGINE, "ready", "expect-version", "string", None,
+            "must be a version of at most 64 letters, digits and . + _ -",
+            "vLLM's /version must report exactly this: the name of a tag or directory is only a"
+            " claim.", _matching(_VERSION)),
+    Setting(ENGINE, "hang", "mode", "string", '"observe"', 'must be "off", "observe" or "act"',
+            "What to do about an engine that makes no progress. Checked now, used by a later"
+            " version.", _hang_mode),
+    Setting(ENGINE, "memory", "max", "size or percentage", None, _LIMIT_RULE,
+            "`MemoryMax=` of this engine in place of the host's.", _limit),
+)  # fmt: skip
+
+FREE_SECTIONS: Sequence[FreeSection] = (
+    FreeSection(ENGINE, "serve",
+                "vLLM's own flags by their own names, without dashes in front; see below."),
+    FreeSection(ENGINE, "env",
+                "Environment variables. Strings only, and never a secret: the environment of a"
+                " unit is readable by every local user."),
+    FreeSection(ENGINE, "credentials",
+                "Secrets: the variable's name and the absolute path of a file that holds its"
+                " value, owned by root and readable by nobody else."),
+)  # fmt: skip
