@@ -423,7 +423,7 @@ def _kill_group(process: subprocess.Popen[Any]) -> None:
 
 
 def _plain(entry: dict[str, Any]) -> dict[str, str]:
-    """Flatten an entry: journalctl gives bytes that are not plain text as lists of numbers, repeats as lists."""
+    """Flatten an entry: journalctl gives odd bytes as lists of numbers, repeats as lists."""
     return {key: _text(value) for key, value in entry.items()}
 
 

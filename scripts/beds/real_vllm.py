@@ -66,7 +66,8 @@ bpe.train_from_iterator(
 )
 tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<end>", pad_token="<pad>")
 tokenizer.chat_template = (
-    "{% for message in messages %}<turn>{{ message.role }}\\n{{ message.content }}<end>\\n{% endfor %}"
+    "{% for message in messages %}<turn>{{ message.role }}\\n{{ message.content }}<end>\\n"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<turn>assistant\\n{% endif %}"
 )
 tokenizer.save_pretrained(out)
