@@ -4,13 +4,15 @@
 `/run/sparkd` (tmpfs, made by tmpfiles.d) holds what is true only now: the slot's claim, who waits,
 what a helper found out in this invocation. `/var/lib/sparkd/ledger` holds each engine's ends of
 life and its hold, across reboots; when that disk is full the entry goes to `/run/sparkd/ledger`
-instead, and readers merge both. Both folders belong to root and nobody else can write there.
+instead, and a revision number tells which of the two copies is the newer one. Both folders belong
+to root and nobody else can write there.
 """
 
 import contextlib
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -61,10 +63,12 @@ class StateFiles:
                     "unit": str(unit),
                     "invocation_id": str(invocation),
                     "order": int(order),
-                    "since": int() | float() as since,
+                    "since": since,
                     "blocked": str(blocked),
-                }:
-                    found.append(Waiter(unit, invocation, order, float(since), blocked))
+                } if path.name == f"{unit}.json":
+                    arrived = burst.finite(since)
+                    if arrived is not None:
+                        found.append(Waiter(unit, invocation, order, arrived, blocked))
         return found
 
     def write_waiter(self, waiter: Waiter) -> None:
@@ -113,15 +117,13 @@ class StateFiles:
 
     def ledger(self, engine: str) -> burst.Ledger:
         """What is remembered of this engine; a file that cannot be read counts as absent."""
-        found = []
-        for folder in self._ledgers:
-            value = _read_json(folder / f"{engine}.json")
-            with contextlib.suppress(ValueError):
-                found.append(burst.from_json(value))
-        return burst.merge(found)
+        return self._newest_ledger(engine)[1]
 
     def write_ledger(self, engine: str, ledger: burst.Ledger) -> Path:
         """Replace what is remembered, on disk or, when the disk refuses, in the run folder.
+
+        Call it with the lock 'ledger' held. The older copy stays behind when the disk is full; a
+        hold that was released must not come back from it, so the copies are numbered.
 
         Returns:
             The file that was written.
@@ -129,7 +131,8 @@ class StateFiles:
         Raises:
             OSError: neither place could be written.
         """
-        text = json.dumps(burst.to_json(ledger)) + "\n"
+        value = {**burst.to_json(ledger), "revision": self._newest_ledger(engine)[0] + 1}
+        text = json.dumps(value) + "\n"
         disk, memory = (folder / f"{engine}.json" for folder in self._ledgers)
         try:
             write_atomic(disk, text)
@@ -139,12 +142,24 @@ class StateFiles:
         memory.unlink(missing_ok=True)
         return disk
 
+    def _newest_ledger(self, engine: str) -> tuple[int, burst.Ledger]:
+        newest = (0, burst.Ledger())
+        for folder in self._ledgers:
+            value = _read_json(folder / f"{engine}.json")
+            if value is None:
+                continue
+            revision = value.get("revision")
+            number = revision if isinstance(revision, int) else 0
+            if number >= newest[0]:
+                newest = (number, burst.from_json(value))
+        return newest
+
 
 def write_atomic(path: Path, text: str, mode: int = 0o640) -> None:
     """Write a whole file or nothing: a temporary one beside it, fsync, rename, fsync the folder.
 
     Raises:
-        OSError: nothing was changed.
+        OSError: the file is the old one; or the new one, when only the last fsync failed.
     """
     path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -172,8 +187,14 @@ def _read(path: Path) -> str | None:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
-    with os.fdopen(fd, "rb") as file:
-        return file.read(SIZE_MAX).decode("utf-8", "backslashreplace")
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None
+        return os.read(fd, SIZE_MAX).decode("utf-8", "backslashreplace")
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
 
 
 def _read_json(path: Path) -> Mapping[str, object] | None:

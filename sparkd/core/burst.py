@@ -7,7 +7,8 @@ clears it on systemd 252 and 254 (measured). So sparkd counts by itself, in a le
 helpers share and that needs no daemon.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -106,7 +107,8 @@ def after_death(ledger: Ledger, death: Death, policy: Policy, *, hold_reason: st
     """Enter a death and decide between another start and holding the engine.
 
     `hold_reason` says why this class of death cannot heal by itself; empty when it can.
-    Entering the same invocation twice counts it once.
+    Entering the same invocation twice counts it once. An engine that is held already (an operator
+    may hold a running one) stays held.
     """
     others = tuple(d for d in ledger.deaths if d.invocation_id != death.invocation_id)
     deaths = (*others, death)[-KEPT_DEATHS:]
@@ -120,6 +122,8 @@ def after_death(ledger: Ledger, death: Death, policy: Policy, *, hold_reason: st
             f" the limit is {policy.burst}; the last was {death.cls}"
         )
         return _held(entered, HeldBy.BURST, death, reason)
+    if entered.held is not None:
+        return Outcome(entered, hold=True, reason=entered.held.reason)
     reason = (
         f"death {used} of {policy.burst} within {seconds_text(policy.window)}:"
         " systemd starts it again"
@@ -130,15 +134,6 @@ def after_death(ledger: Ledger, death: Death, policy: Policy, *, hold_reason: st
 def _held(ledger: Ledger, by: HeldBy, death: Death, reason: str) -> Outcome:
     hold = Hold(by, death.cls, reason, death.at.wall)
     return Outcome(ledger._replace(held=hold), hold=True, reason=reason)
-
-
-def merge(ledgers: Sequence[Ledger]) -> Ledger:
-    """One ledger from several copies (the disk may have been full when one was written)."""
-    deaths = {death.invocation_id: death for ledger in ledgers for death in ledger.deaths}
-    holds = [ledger.held for ledger in ledgers if ledger.held is not None]
-    ordered = sorted(deaths.values(), key=lambda death: death.at.wall)
-    newest = max(holds, key=lambda hold: hold.since, default=None)
-    return Ledger(tuple(ordered[-KEPT_DEATHS:]), newest)
 
 
 def to_json(ledger: Ledger) -> dict[str, object]:
@@ -178,10 +173,12 @@ def _death(row: object) -> Death | None:
             "invocation_id": str(invocation),
             "class": str(cls),
             "boot_id": str(boot),
-            "boottime": int() | float() as boottime,
-            "wall": int() | float() as wall,
+            "boottime": boottime,
+            "wall": wall,
         }:
-            return Death(invocation, Moment(boot, float(boottime), float(wall)), cls)
+            on_boot_clock, on_wall = finite(boottime), finite(wall)
+            if on_boot_clock is not None and on_wall is not None:
+                return Death(invocation, Moment(boot, on_boot_clock, on_wall), cls)
     return None
 
 
@@ -191,10 +188,25 @@ def _hold(row: object) -> Hold | None:
             "by": str(by),
             "class": str(cls),
             "reason": str(reason),
-            "since": int() | float() as since,
+            "since": since,
         } if by in set(HeldBy):
-            return Hold(HeldBy(by), cls, reason, float(since))
+            # A hold of unknown age is still a hold.
+            return Hold(HeldBy(by), cls, reason, finite(since) or 0.0)
     return None
+
+
+def finite(value: object) -> float | None:
+    """A JSON number as a float that can be compared; None for anything else.
+
+    Python's JSON also knows NaN, Infinity, and integers that no float can hold.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def seconds_text(seconds: float) -> str:
