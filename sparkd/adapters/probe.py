@@ -4,20 +4,25 @@
 A library's time-out is per read: a server that drips a byte at a time, or sends `100 Continue` for
 ever, holds such a probe as long as it likes (7 and 8 s for a 1 s time-out, measured). Here one
 deadline covers connect, write and read, the reply is capped, redirects and proxies do not exist, a
-file descriptor (a pidfd) can end the wait at once. Importing `http.client` alone would double the
+file descriptor (a pidfd) can end the wait at once, and the caller can look around meanwhile.
+Importing `http.client` alone would double the
 time a helper takes to start.
 """
 
+import contextlib
 import errno
 import select
 import socket
 import time
+from collections.abc import Callable
 
 from sparkd.core.gate import Reply, ReplyKind
 
 REPLY_MAX = 256 * 1024
 """Bytes of headers and body that are read at most; /v1/models is a few hundred."""
 HEADERS_MAX = 16 * 1024
+LOOK_AROUND_S = 1.0
+"""How often `on_wait` is called."""
 
 
 class _Stop(Exception):  # noqa: N818  (control flow of this module, never seen outside)
@@ -33,6 +38,7 @@ def ask(
     deadline: float,
     key: str = "",
     abort_fd: int = -1,
+    on_wait: Callable[[], bool] = lambda: False,
 ) -> Reply:
     """Send one request and read its reply.
 
@@ -42,6 +48,7 @@ def ask(
         deadline: On time.monotonic(); everything ends there.
         key: Bearer token, if the engine wants one.
         abort_fd: When this becomes readable the question ends as ABORTED.
+        on_wait: Called about every second of waiting; the question ends as ABORTED when it says so.
 
     Returns:
         The reply; no exception for anything that a peer can do.
@@ -49,7 +56,7 @@ def ask(
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as connection:
         connection.setblocking(False)
-        line = _Line(connection, deadline, abort_fd)
+        line = _Line(connection, deadline, abort_fd, on_wait)
         try:
             line.connect(address)
             line.send(_request_bytes(address, request, key))
@@ -80,12 +87,20 @@ def _request_bytes(address: tuple[str, int], request: tuple[str, str, bytes], ke
 
 
 class _Line:
-    """A connection whose every wait ends at the deadline or at the abort descriptor."""
+    """A connection whose every wait ends at the deadline or when the caller wants it to end."""
 
-    def __init__(self, sock: socket.socket, deadline: float, abort_fd: int) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        deadline: float,
+        abort_fd: int,
+        on_wait: Callable[[], bool],
+    ) -> None:
         self._socket = sock
         self._deadline = deadline
         self._abort_fd = abort_fd
+        self._on_wait = on_wait
+        self._look_around_at = time.monotonic() + LOOK_AROUND_S
         self._total = 0
 
     def connect(self, address: tuple[str, int]) -> None:
@@ -102,14 +117,15 @@ class _Line:
         rest = memoryview(data)
         while rest:
             self._wait(select.POLLOUT)
-            rest = rest[self._socket.send(rest) :]
+            with contextlib.suppress(BlockingIOError):
+                rest = rest[self._socket.send(rest) :]
 
     def receive(self) -> bytes:
-        self._wait(select.POLLIN)
-        try:
-            data = self._socket.recv(65536)
-        except BlockingIOError:
-            return self.receive()
+        while True:
+            self._wait(select.POLLIN)
+            with contextlib.suppress(BlockingIOError):
+                data = self._socket.recv(65536)
+                break
         self._total += len(data)
         if self._total > REPLY_MAX:
             raise _Stop(ReplyKind.BROKEN, f"the reply is larger than {REPLY_MAX} bytes")
@@ -120,12 +136,17 @@ class _Line:
         poll.register(self._socket, event)
         if self._abort_fd >= 0:
             poll.register(self._abort_fd, select.POLLIN)
-        left = self._deadline - time.monotonic()
-        ready = dict(poll.poll(max(0.0, left) * 1000)) if left > 0 else {}
-        if self._abort_fd >= 0 and self._abort_fd in ready:
-            raise _Stop(ReplyKind.ABORTED, "the main process ended")
-        if not ready:
-            raise _Stop(ReplyKind.TIMEOUT, "no whole reply within the time allowed")
+        while (now := time.monotonic()) < self._deadline:
+            if now >= self._look_around_at:
+                self._look_around_at = now + LOOK_AROUND_S
+                if self._on_wait():
+                    raise _Stop(ReplyKind.ABORTED, "the wait was given up")
+            ready = dict(poll.poll((min(self._deadline, self._look_around_at) - now) * 1000))
+            if self._abort_fd in ready:
+                raise _Stop(ReplyKind.ABORTED, "the main process ended")
+            if ready:
+                return
+        raise _Stop(ReplyKind.TIMEOUT, "no whole reply within the time allowed")
 
 
 def _read_reply(line: _Line) -> Reply:
@@ -140,12 +161,11 @@ def _read_reply(line: _Line) -> Reply:
 def _read_head(line: _Line, buffer: bytes) -> tuple[bytes, bytes]:
     while b"\r\n\r\n" not in buffer:
         if len(buffer) > HEADERS_MAX:
-            raise _Stop(ReplyKind.BROKEN, f"headers larger than {HEADERS_MAX} bytes")
-        data = line.receive()
-        if not data:
-            raise _Stop(ReplyKind.BROKEN, "the connection was closed before a whole reply")
-        buffer += data
+            break
+        buffer += _more(line)
     head, _, rest = buffer.partition(b"\r\n\r\n")
+    if len(head) > HEADERS_MAX:
+        raise _Stop(ReplyKind.BROKEN, f"headers larger than {HEADERS_MAX} bytes")
     return head, rest
 
 
@@ -166,12 +186,13 @@ def _read_body(line: _Line, buffer: bytes, headers: dict[str, str]) -> bytes:
         return _read_chunked(line, buffer)
     length = headers.get("content-length", "")
     wanted = int(length) if length.isdecimal() and len(length) < 12 else None
-    while wanted is None or len(buffer) < wanted:
-        data = line.receive()
-        if not data:
-            break
+    if wanted is not None:
+        while len(buffer) < wanted:
+            buffer += _more(line)
+        return buffer[:wanted]
+    while data := line.receive():
         buffer += data
-    return buffer if wanted is None else buffer[:wanted]
+    return buffer
 
 
 def _read_chunked(line: _Line, buffer: bytes) -> bytes:

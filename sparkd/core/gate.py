@@ -197,6 +197,8 @@ def _first_warmup(want: Expectation, version: str) -> Verdict:
 
 def _after_warmup(want: Expectation, ask: Ask, reply: Reply) -> Verdict:
     if reply.status == 200:
+        if not _is_result(reply.body):
+            return _wait("the warm-up request is answered with something that is no result")
         return Verdict(
             Status.READY, None, f"serves {_names(want.served_names)} and answered a request"
         )
@@ -224,6 +226,18 @@ def not_supported(reply: Reply) -> bool:
     return reply.status in {404, 405, 501} or (
         reply.status == 400 and b"does not support" in reply.body
     )
+
+
+def _is_result(body: bytes) -> bool:
+    """Whether a body is a JSON object with a member that vLLM's results have.
+
+    Completions carry `choices`, embeddings and scores `data`.
+    """
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and bool(value.get("choices") or value.get("data"))
 
 
 def request_for(ask: Ask, model: str) -> tuple[str, str, bytes]:
