@@ -88,12 +88,27 @@ def start_time(pid: int) -> int | None:
 def listeners(address: str, port: int) -> set[str]:
     """Inodes of the sockets that would get a connection to this address, in our network namespace.
 
-    A listener on the very address is preferred by the kernel over one on the wildcard address.
+    A listener on the very address is preferred by the kernel over one on the wildcard address. For
+    the wildcard address itself: every listener on the port, since each stands in the way of a bind.
     """
-    rows = [row for table in ("tcp", "tcp6") for row in _listening(table, port)]
+    rows = _listening("tcp6", port)
+    if ":" not in address:
+        # Sockets of IPv6 serve IPv4 too, through the wildcard or a mapped address (::ffff:a.b.c.d).
+        rows = [(local.removeprefix(_MAPPED), i) for local, i in rows if _serves_ipv4(local)]
+    if ":" not in address or _is_wildcard(_hex(address)):
+        rows += _listening("tcp", port)
+    if _is_wildcard(_hex(address)):
+        return {inode for _, inode in rows}
     exact = {inode for local, inode in rows if local == _hex(address)}
-    wildcard = {inode for local, inode in rows if not local.strip("0")}
-    return exact or wildcard
+    return exact or {inode for local, inode in rows if _is_wildcard(local)}
+
+
+def _is_wildcard(local: str) -> bool:
+    return not local.strip("0")
+
+
+def _serves_ipv4(local: str) -> bool:
+    return _is_wildcard(local) or local.startswith(_MAPPED)
 
 
 def _listening(table: str, port: int) -> list[tuple[str, str]]:
@@ -112,6 +127,10 @@ def _hex(address: str) -> str:
     packed = socket.inet_pton(family, address)
     words = [packed[at : at + 4] for at in range(0, len(packed), 4)]
     return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words)
+
+
+_MAPPED = _hex("::ffff:0:0")[:24]
+"""How the address of an IPv4-mapped socket begins in /proc/net/tcp6."""
 
 
 def owners_of(inodes: set[str], candidates: list[int] | None = None) -> list[Process]:
@@ -154,10 +173,11 @@ def resident_bytes(pid: int) -> int:
 
 
 def usable_by(user: str, path: str, mode: int) -> bool | None:
-    """Whether a user may use a path (os.R_OK, os.W_OK, os.X_OK), asked as that user.
+    """Whether a user may read (os.R_OK), write (os.W_OK) or run (os.X_OK) a path, says the kernel.
 
-    None when there is no such user. A forked child becomes the user and asks the kernel, so groups,
-    ACLs and every folder on the way count.
+    To read or write a folder means what is in it, so that needs its search permission too; only a
+    file can be run. None when there is no such user. A forked child becomes the user and asks the
+    kernel, so groups, ACLs and every folder on the way count.
     """
     try:
         entry = pwd.getpwnam(user)
@@ -165,11 +185,18 @@ def usable_by(user: str, path: str, mode: int) -> bool | None:
         return None
     child = os.fork()
     if child == 0:
+        status = 1
         try:
             os.initgroups(user, entry.pw_gid)
             os.setgid(entry.pw_gid)
             os.setuid(entry.pw_uid)
-            os._exit(0 if os.access(path, mode) else 1)
-        except OSError:
-            os._exit(1)
+            status = 0 if _accessible(path, mode) else 1
+        finally:
+            os._exit(status)  # whatever happened, the child must never run the parent's code
     return os.waitpid(child, 0)[1] == 0
+
+
+def _accessible(path: str, mode: int) -> bool:
+    if Path(path).is_dir():
+        return mode != os.X_OK and os.access(path, mode | os.X_OK)
+    return os.access(path, mode)

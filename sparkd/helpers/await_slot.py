@@ -148,10 +148,13 @@ def _look_once(options: argparse.Namespace) -> preflight.Facts:
 def _look_again(options: argparse.Namespace, facts: preflight.Facts) -> preflight.Facts:
     """The port and the memory, which change by themselves."""
     memory = proc.memory()
-    holders = proc.owners_of(proc.listeners(options.host, options.port))
+    inodes = proc.listeners(options.host, options.port)
+    holders = tuple(map(str, proc.owners_of(inodes)))
+    if inodes and not holders:
+        holders = ("a process out of sight",)
     short = options.memory_utilization * memory.total > memory.available
     return facts._replace(
-        port_holders=tuple(map(str, holders)),
+        port_holders=holders,
         memory_total=memory.total,
         memory_available=memory.available,
         memory_holders=_engine_processes() if short else (),
