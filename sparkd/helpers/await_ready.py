@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from sparkd.adapters import clock, journal, notify, probe, proc
+from sparkd.adapters import clock, journal, notify, probe, proc, systemctl
 from sparkd.adapters.catalogue import load_catalogue
 from sparkd.adapters.state_files import StateFiles
 from sparkd.core import events, gate
@@ -31,6 +31,8 @@ LINGER_S = 5.0
 """After a fatal line vLLM ends within its 5 s watchdog period, or hangs in its shutdown."""
 STATUS_S = 5.0
 """How often the status line's seconds are refreshed."""
+READ_S = 0.2
+"""A flood of log lines is read for so long at a time: the process is watched meanwhile."""
 
 
 class Result(NamedTuple):
@@ -76,14 +78,28 @@ def main(argv: list[str] | None = None) -> int:
     deadline = time.monotonic() + options.budget
     try:
         pidfd = os.pidfd_open(int(options.pid))
-    except (ValueError, OSError):
+    except (ValueError, OverflowError, OSError):
         # ${MAINPID} is empty when the main process died before this command was started.
-        result = Result(Status.NOT_READY, "the main process is gone")
-        return _finish(options, result, BootProgress(), 0.0)
+        return _finish(options, GONE, BootProgress(), 0.0)
     with os.fdopen(pidfd, "rb", buffering=0):
-        began = _age(int(options.pid))
+        if options.unit and not _is_main_process(options.unit, options.pid):
+            return _finish(options, GONE, BootProgress(), 0.0)
+        began = _started_at(int(options.pid))
         wait = Gate(options, pidfd, deadline)
         return _finish(options, wait.run(), wait.progress, began)
+
+
+def _is_main_process(unit: str, pid: str) -> bool:
+    """Whether the process is still the unit's main process; so then is what the pidfd refers to.
+
+    It could have died, and its number been given to a stranger, before the pidfd was opened. While
+    systemd names it, systemd has not reaped it, and until then nobody else gets the number.
+    """
+    seen = systemctl.show([unit], ["MainPID"])
+    return seen is None or seen[0].get("MainPID") == pid
+
+
+GONE = Result(Status.NOT_READY, "the main process is gone")
 
 
 class Gate:
@@ -106,27 +122,28 @@ class Gate:
         self._log = journal.InvocationLog(invocation) if invocation else None
         self._classifier = Classifier(load_catalogue())
         self._fatal_since: float | None = None
+        self._fatal: Result | None = None
         self._status = ("", 0.0)
+        self._doing = ""
         self.progress = BootProgress()
 
     def run(self) -> Result:
         """Ask until there is a final answer."""
         last = gate.after(self._want, Ask.HEALTH, gate.Reply(gate.ReplyKind.REFUSED))
-        while True:
+        while self._fatal is None:
             if self._dead(0.0):
-                return Result(Status.NOT_READY, "the main process is gone")
-            fatal = self._read_log()
-            if fatal is not None:
-                return fatal
+                return GONE
             if time.monotonic() >= self._deadline:
                 reason = f"not ready after {self._options.budget:.0f} s: {last.reason}"
                 return Result(Status.NOT_READY, reason, last.cls or "not-ready-in-time")
             last = self._round()
-            if last.status is not None:
+            if last.status is not None and self._fatal is None:
                 return Result(last.status, last.reason, last.cls, last.version)
             self._tell(last.reason)
             if self._dead(POLL_S):
-                return Result(Status.NOT_READY, "the main process is gone")
+                return GONE
+            self._read_log()
+        return self._fatal
 
     def _round(self) -> Verdict:
         """The questions in their order, until one does not lead to the next."""
@@ -136,7 +153,7 @@ class Gate:
             verdict = self._question(verdict.next)
             version = verdict.version or version
         if verdict.status is Status.READY and self._dead(0.0):
-            return Verdict(Status.NOT_READY, None, "the main process is gone")
+            return Verdict(GONE.status, None, GONE.reason)
         return verdict._replace(version=version)
 
     def _question(self, ask: Ask) -> Verdict:
@@ -144,8 +161,9 @@ class Gate:
             listener, holder = self._listener()
             return gate.after_listener(self._want, listener, holder)
         is_warmup = ask in gate.WARMUPS["auto"]
+        self._doing = "warming up with one request" if is_warmup else f"waiting for {ask}"
         if is_warmup:
-            self._tell("warming up with one request")
+            self._tell(self._doing)
         # The first request may compile for minutes: it gets what is left of the budget.
         limit = self._deadline if is_warmup else min(self._deadline, time.monotonic() + REQUEST_S)
         reply = probe.ask(
@@ -154,8 +172,14 @@ class Gate:
             deadline=limit,
             key=self._key,
             abort_fd=self._pidfd,
+            on_wait=self._look_around,
         )
         return gate.after(self._want, ask, reply)
+
+    def _look_around(self) -> bool:
+        """What goes on while a question is open; the first request may take minutes."""
+        self._tell(self._doing)
+        return self._read_log()
 
     def _listener(self) -> tuple[gate.Listener, str]:
         """Whether everybody who may answer on the port belongs to the main process's unit."""
@@ -172,23 +196,25 @@ class Gate:
         holders = proc.owners_of(set(foreign))
         return gate.Listener.FOREIGN, ", ".join(map(str, holders[:3])) or "a process out of sight"
 
-    def _read_log(self) -> Result | None:
+    def _read_log(self) -> bool:
         """Take in what the engine logged; a fatal line that nobody acts on ends the wait."""
         if self._log is None:
-            return None
-        for entry in self._log.read():
+            return False
+        for entry in self._log.read(until=time.monotonic() + READ_S):
             for line in frame(entry.message):
                 self.progress.feed(line, entry.realtime)
                 self._classifier.feed(line)
         verdict = self._classifier.verdict()
         if not verdict.label.startswith("fatal"):
-            return None
+            return False
         if self._fatal_since is None:
             self._fatal_since = time.monotonic()
         if time.monotonic() - self._fatal_since < LINGER_S:
-            return None
+            return False
         status = Status.WILL_FAIL_AGAIN if verdict.answer.holds else Status.NOT_READY
-        return Result(status, f"{verdict.reason}, but its process does not end", verdict.cls)
+        reason = f"{verdict.reason}, but its process does not end"
+        self._fatal = Result(status, reason, verdict.cls)
+        return True
 
     def _dead(self, wait_s: float) -> bool:
         """Whether the main process ends within so many seconds."""
@@ -206,7 +232,9 @@ class Gate:
         self._status = (text, now)
         budget = self._options.budget
         spent = budget - (self._deadline - now)
-        notify.status(f"{text} ({spent:.0f} s of {budget:.0f} s)", extend_s=60.0 + REQUEST_S)
+        # To the deadline and beyond: it is this program that ends the wait, not systemd.
+        extend_s = self._deadline - now + 60.0
+        notify.status(f"{text} ({spent:.0f} s of {budget:.0f} s)", extend_s=extend_s)
 
 
 def _reachable(host: str) -> str:
@@ -229,7 +257,7 @@ def _api_key(options: argparse.Namespace) -> str:
         return ""
 
 
-def _age(pid: int) -> float:
+def _started_at(pid: int) -> float:
     """CLOCK_BOOTTIME at which a process started; now when it is gone."""
     ticks = proc.start_time(pid)
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
