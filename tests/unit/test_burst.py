@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sliding window: exact at its edges, indifferent to the wall clock, bounded at last."""
+
+import json
+
+import pytest
+
+from sparkd.core import burst
+from sparkd.core.burst import Death, HeldBy, Hold, Ledger, Moment, Policy
+
+HOUR = Policy(burst=3, window=3600.0)
+DAY = 86_400.0
+WALL = 1_790_000_000.0
+
+
+def moment(boottime: float, *, wall: float | None = None, boot: str = "boot-a") -> Moment:
+    return Moment(boot, boottime, WALL + boottime if wall is None else wall)
+
+
+def death(name: str, at: Moment, cls: str = "engine-dead") -> Death:
+    return Death(name, at, cls)
+
+
+def dies(ledger: Ledger, *times: float, policy: Policy = HOUR) -> list[burst.Outcome]:
+    outcomes = []
+    for time in times:
+        outcomes.append(burst.after_death(ledger, death(f"i{time}", moment(time)), policy))
+        ledger = outcomes[-1].ledger
+    return outcomes
+
+
+@pytest.mark.parametrize(
+    ("times", "held"),
+    [
+        ([0, 1, 2], True),  # a crash loop
+        ([0, 1799, 3599.999], True),  # a slow loop: attempts longer than a third of the window
+        ([0, 1800, 3600], False),  # the first has just left the window
+        ([0, 3600, 7200, 10_800], False),
+        ([0, 3599, 3600], False),  # 0 is out when 3600 comes in
+        ([0, 3599, 3600, 3601], True),
+        ([0, 0, 0], True),  # the same instant is still three deaths (below: other invocations)
+    ],
+)
+def test_window_slides(times, held):
+    ledger = Ledger()
+    outcome = None
+    for number, time in enumerate(times):
+        outcome = burst.after_death(ledger, death(f"i{number}", moment(time)), HOUR)
+        ledger = outcome.ledger
+    assert outcome.hold is held
+    assert (ledger.held is not None) is held
+
+
+def test_only_the_burst_th_death_holds_and_says_why():
+    first, second, third = dies(Ledger(), 10, 20, 30)
+    assert (first.hold, second.hold, third.hold) == (False, False, True)
+    assert first.reason == "death 1 of 3 within 1 h: systemd starts it again"
+    assert third.ledger.held == Hold(HeldBy.BURST, "engine-dead", third.reason, WALL + 30)
+    assert "3 unrequested ends of life within 1 h, the limit is 3" in third.reason
+
+
+def test_a_burst_of_one_holds_at_the_first_death():
+    (only,) = dies(Ledger(), 5, policy=Policy(1, 60.0))
+    assert only.hold
+
+
+@pytest.mark.parametrize("jump", [-9 * DAY, -3600, 3600, 9 * DAY])
+def test_a_step_of_the_wall_clock_changes_nothing_within_a_boot(jump):
+    deaths = tuple(death(f"i{t}", moment(t, wall=WALL + t + jump * t)) for t in (0, 100))
+    now = moment(200, wall=WALL - jump)
+    assert burst.budget(Ledger(deaths), now, HOUR) == burst.Budget(2, 3, 3600.0, 3400.0)
+    later = moment(3600, wall=WALL + jump)
+    assert burst.budget(Ledger(deaths), later, HOUR).used == 1
+
+
+def test_across_a_reboot_the_wall_clock_counts():
+    before = Ledger((death("old", moment(90_000)),))
+    soon = moment(30, wall=WALL + 90_000 + 60, boot="boot-b")
+    late = moment(30, wall=WALL + 90_000 + 3600, boot="boot-b")
+    assert burst.budget(before, soon, HOUR).used == 1
+    assert burst.budget(before, late, HOUR).used == 0
+
+
+def test_across_a_reboot_a_clock_that_went_back_keeps_the_death():
+    """No battery behind the clock: until NTP comes a death of the last boot lies in the future."""
+    before = Ledger((death("old", moment(90_000)),))
+    assert burst.budget(before, moment(5, wall=0.0, boot="boot-b"), HOUR).used == 1
+
+
+def test_the_same_invocation_counts_once():
+    twice = [burst.after_death(Ledger(), death("same", moment(1)), HOUR)]
+    twice.append(burst.after_death(twice[0].ledger, death("same", moment(2)), HOUR))
+    twice.append(burst.after_death(twice[1].ledger, death("same", moment(3)), HOUR))
+    assert not twice[-1].hold
+    assert len(twice[-1].ledger.deaths) == 1
+
+
+def test_a_cleared_ledger_starts_anew():
+    ledger = dies(Ledger(), 1, 2, 3)[-1].ledger
+    assert ledger.held
+    again = dies(Ledger(), 4, 5)[-1]
+    assert not again.hold
+    assert dies(again.ledger, 6)[-1].hold
+
+
+def test_a_class_that_cannot_heal_holds_at_once():
+    outcome = burst.after_death(
+        Ledger(), death("i", moment(1), "bad-flag"), HOUR, hold_reason="no such flag --foo"
+    )
+    assert outcome.hold
+    assert outcome.ledger.held == Hold(HeldBy.CLASS, "bad-flag", "no such flag --foo", WALL + 1)
+
+
+def test_an_engine_held_while_it_runs_is_not_said_to_start_again():
+    held = Hold(HeldBy.OPERATOR, "operator", "held by an operator: new kernel", WALL)
+    outcome = burst.after_death(Ledger(held=held), death("i", moment(1)), HOUR)
+    assert outcome.hold
+    assert outcome.ledger.held == held
+    assert outcome.reason == "held by an operator: new kernel"
+
+
+def test_a_ledger_never_grows_without_bound():
+    ledger = dies(Ledger(), *range(0, 1_000_000, 5000))[-1].ledger
+    assert len(ledger.deaths) == burst.KEPT_DEATHS
+    assert ledger.deaths[-1].invocation_id == "i995000"
+
+
+def test_budget_says_when_it_frees_one():
+    ledger = dies(Ledger(), 100, 400)[-1].ledger
+    assert burst.budget(ledger, moment(500), HOUR) == burst.Budget(2, 3, 3600.0, 3200.0)
+    assert burst.budget(Ledger(), moment(500), HOUR) == burst.Budget(0, 3, 3600.0, None)
+
+
+@pytest.mark.parametrize("value", [None, [], "x", 3, True])
+def test_what_is_no_object_is_no_ledger(value):
+    with pytest.raises(ValueError, match="JSON object"):
+        burst.from_json(value)
+
+
+GOOD = {"invocation_id": "i", "class": "c", "boot_id": "b", "boottime": 1, "wall": 2.5}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"boottime": float("nan")},
+        {"wall": float("inf")},
+        {"boottime": 10**400},  # no float holds it: float() raises OverflowError
+        {"wall": True},
+        {"wall": "2"},
+        {"class": None},
+        {"boot_id": 5},
+    ],
+)
+def test_a_damaged_death_is_left_out_and_the_others_stay(bad):
+    ledger = burst.from_json({"deaths": [{**GOOD, **bad}, GOOD, 5, None]})
+    assert ledger == Ledger((Death("i", Moment("b", 1.0, 2.5), "c"),))
+
+
+def test_a_hold_of_unknown_age_is_still_a_hold():
+    row = {"by": "burst", "class": "c", "reason": "r", "since": float("nan")}
+    assert burst.from_json({"held": row}).held == Hold(HeldBy.BURST, "c", "r", 0.0)
+    assert burst.from_json({"held": {**row, "by": "nobody"}}).held is None
+
+
+def test_json_survives_the_text_form():
+    ledger = dies(Ledger(), 1, 2, 3)[-1].ledger
+    assert burst.from_json(json.loads(json.dumps(burst.to_json(ledger)))) == ledger
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"), (119, "119 s"), (120, "2 min"), (1200, "20 min"), (3600, "1 h"),
+        (5400, "90 min"), (7200, "2 h"), (9000, "2.5 h"), (86_400, "24 h"),
+    ],
+)  # fmt: skip
+def test_durations_as_people_write_them(seconds, text):
+    assert burst.seconds_text(seconds) == text
