@@ -234,6 +234,9 @@ SETTINGS: dict[str, Setting] = {
     "version": Setting(str, "the version that is printed and served"),
 }
 
+AT_DEATH = frozenset(
+    {"death", "exit_status", "linger_seconds", "flood_before", "flood_after", "memory_mib"}
+)
 MOMENTS = ("death_after_seconds", "death_at_request", "death_at_load")
 DEFAULT_DEATH_AFTER_SECONDS = 5.0
 
@@ -256,10 +259,13 @@ def from_environment(environment: Mapping[str, str], file_text: str | None) -> L
 
 
 def amended(life: Life, changes: Mapping[str, object]) -> Life:
-    """`life` with some settings changed, as the run-time control asks; raises LifeError."""
+    """`life` with some of the settings `AT_DEATH` changed; raises LifeError."""
     problems: list[str] = []
     given: dict[str, tuple[str, str]] = {}
     for key, value in changes.items():
+        if key not in AT_DEATH:
+            problems.append(f"{key}: cannot change now; what can is {', '.join(sorted(AT_DEATH))}")
+            continue
         _give(given, problems, key, key, _text(value))
     values = {key: value for key, value in life._asdict().items() if key not in MOMENTS}
     return _build(given, problems, values)

@@ -205,7 +205,8 @@ WORKER_START_FAILED = traceback(
 def process_traceback(record: str) -> str:
     """What multiprocessing prints, bare, when EngineCore's main function raises."""
     header, _newline, rest = record.partition("\n")
-    start = traceback(_BOOTSTRAP, rest).partition("\n")[2]
+    raised: Frame = (_CORE, 1514, "run_engine_core", "raise e")
+    start = traceback([*_BOOTSTRAP, raised], rest).partition("\n")[2]
     return f"Process EngineCore:\n{header}\n{start}"
 
 
@@ -280,16 +281,7 @@ def model_missing(model: str) -> str:
     )  # fmt: skip
 
 
-ABORT = (
-    "terminate called after throwing an instance of 'c10::AcceleratorError'\n"
-    "  what():  CUDA error: an illegal memory access was encountered"
-)
-
-SHM_WAIT = (
-    "No available shared memory broadcast block found in 60 seconds. This typically happens when "
-    "some processes are hanging or doing some time-consuming work (e.g. compilation, weight/kv "
-    "cache quantization)."
-)
+ABORT = "terminate called after throwing an instance of 'c10::Error'\n  what():  simulated abort"
 
 
 def dump(version: str, config: str, requests: int) -> Iterator[tuple[str, str]]:
@@ -395,14 +387,10 @@ def load(options: Options, life: Life) -> Iterator[Line]:
         yield Line(0.07, "INFO", "nvfp4.py:259", "Using 'FLASHINFER_CUTLASS' NvFp4 MoE backend")
     for shard in range(life.shards + 1):
         percent = 100 * shard // life.shards
-        rate = "?it/s" if shard == 0 else "1.10it/s"
-        yield Line(
-            0.1 + 0.45 * shard / life.shards,
-            "",
-            "",
-            f"\nLoading safetensors checkpoint shards: {percent:3d}% Completed "
-            f"| {shard}/{life.shards} [00:{shard % 60:02d}<00:00, {rate}]",
-        )
+        pace = "00:00<?, ?it/s" if shard == 0 else f"00:{shard % 60:02d}<00:00, 1.10it/s"
+        bar = f"{percent:3d}% Completed | {shard}/{life.shards} [{pace}]"
+        text = f"\nLoading safetensors checkpoint shards: {bar}\n"
+        yield Line(0.1 + 0.45 * shard / life.shards, "", "", text)
     yield Line(
         0.56, "INFO", "default_loader.py:501", f"Loading weights took {seconds * 0.46:.2f} seconds"
     )

@@ -283,6 +283,7 @@ def test_death_on_demand(start):
     assert "must be one of none, cuda-illegal-instruction" in refused.text
     assert engine.die("mamba-blocks").status == 400
     assert engine.die("worker-died").status == 409
+    assert engine.die("hang", load_seconds=3).status == 400
     assert engine.post("/sim/die", ["hang"]).status == 400
     assert engine.complete().status == 200
     answer = engine.die("exit", exit_status=9)
