@@ -52,11 +52,11 @@ class StartSlot(RuleBasedStateMachine):
         it.since = self.clock = self.clock + 1.0
         it.blocked = blocked
 
-    @rule(unit=units)
-    def get_on(self, unit):
-        it = self.units[unit]
-        if it.admitted and it.state in AFTER:
-            it.state = AFTER[it.state]
+    @rule()
+    def get_on(self):
+        for it in self.units.values():
+            if it.admitted and it.state in AFTER:
+                it.state = AFTER[it.state]
 
     @rule(unit=units, state=st.sampled_from(GONE))
     def die_or_be_killed(self, unit, state):
@@ -84,6 +84,11 @@ class StartSlot(RuleBasedStateMachine):
     @rule(unit=units, seen=st.frozensets(units))
     def await_slot_looks(self, unit, seen):
         self.look(unit, seen)
+
+    @rule(order=st.permutations(UNITS))
+    def everybody_looks(self, order):
+        for unit in order:
+            self.look(unit)
 
     def look(self, unit, seen=frozenset(UNITS)):
         it = self.units[unit]
