@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs of sparkctl: one table for the parser, --help, completion and the man page's test."""
+
+from typing import NamedTuple
+
+
+class Option(NamedTuple):
+    """One option of a verb."""
+
+    flags: tuple[str, ...]
+    help: str
+    metavar: str = ""
+    """Name of its value; '' for a switch."""
+    excludes: str = ""
+    """Options of a verb with the same word here exclude each other."""
+
+
+class Argument(NamedTuple):
+    """The positional argument of a verb."""
+
+    metavar: str
+    nargs: str
+    """As in argparse: '' for exactly one, '?', '*' or '+'."""
+    help: str
+
+
+class Verb(NamedTuple):
+    """One verb."""
+
+    name: str
+    module: str
+    """Module of sparkd.cli whose `run(args)` does it; imported only then."""
+    summary: str
+    argument: Argument | None = None
+    options: tuple[Option, ...] = ()
+    positional_name: str = "engines"
+    """The attribute of the parsed arguments that holds the positional."""
+    own_arguments: bool = False
+    """The module's `add_parser(subparsers)` builds the parser; a test compares it with this row."""
+
+
+JSON = Option(("--json",), "print JSON, the stable interface for scripts")
+ALL = Option(("--all",), "every engine that this makes sense for, instead of naming them")
+WAIT = Option(("--wait",), "return when it is done, with the reason when it failed", "", "wait")
+NO_BLOCK = Option(("--no-block",), "return as soon as systemd has the job", "", "wait")
+ENGINES = Argument("ENGINE", "*", "names of engines")
+ENGINE = Argument("ENGINE", "", "name of the engine")
+
+VERBS: tuple[Verb, ...] = (
+    Verb(
+        "status",
+        "status",
+        "show every engine, or some in detail",
+        ENGINES,
+        (
+            JSON,
+            Option(("--names",), "print only the names of the engines, without asking anybody"),
+        ),
+    ),
+    Verb(
+        "start",
+        "lifecycle",
+        "start engines; forgets their earlier deaths and releases them when held",
+        ENGINES,
+        (ALL, WAIT, NO_BLOCK, JSON),
+    ),
+    Verb(
+        "stop",
+        "lifecycle",
+        "stop engines and wait for their end; they stay stopped",
+        ENGINES,
+        (ALL, WAIT, NO_BLOCK, JSON),
+    ),
+    Verb(
+        "restart",
+        "lifecycle",
+        "restart engines; forgets their earlier deaths and releases them when held",
+        ENGINES,
+        (ALL, WAIT, NO_BLOCK, JSON),
+    ),
+    Verb(
+        "apply",
+        "apply",
+        "write units from the configuration; never restarts an engine",
+        None,
+        (
+            Option(("--dry-run",), "only show what would change"),
+            Option(("--force",), "replace units that were edited by hand; never foreign ones"),
+            Option(("--prune",), "remove the units of engines gone from the configuration"),
+            JSON,
+        ),
+    ),
+    Verb(
+        "check",
+        "check",
+        "check the configuration; needs neither the daemon nor systemd",
+        Argument("PATH", "?", "a folder like /etc/sparkd, or a single file"),
+        (
+            Option(("--memory-total",), "check against a machine with this much memory", "SIZE"),
+            JSON,
+        ),
+        "path",
+        own_arguments=True,
+    ),
+    Verb(
+        "incidents",
+        "incidents",
+        "show how engines ended, newest first",
+        None,
+        (
+            Option(("--engine",), "only this engine", "ENGINE"),
+            Option(("--since",), "only after this time: 2h, 3d, 2026-11-29", "TIME"),
+            Option(("--limit",), "at most this many (default 20)", "N"),
+            JSON,
+        ),
+    ),
+    Verb(
+        "logs",
+        "logs",
+        "show an engine's log from the journal",
+        ENGINE,
+        (
+            Option(("-f", "--follow"), "go on with new lines as they come"),
+            Option(("-n", "--lines"), "at most the last N lines, or 'all' (default 100)", "N"),
+            Option(("--invocation",), "only the life with this invocation ID", "ID", "life"),
+            Option(("--last-death",), "only the life that ended last", "", "life"),
+        ),
+        "engine",
+    ),
+    Verb(
+        "classify",
+        "classify",
+        "say what a log tells about its engine; needs neither the daemon nor systemd",
+        Argument("FILE", "*", "a log file, or - for standard input"),
+        (
+            JSON,
+            Option(("--unit",), "heed systemd's lines about this unit only", "UNIT"),
+            Option(
+                ("--cgroup",), "count kernel lines only if they name this control group", "CGROUP"
+            ),
+            Option(("--document",), "print the catalogue of signatures as a Markdown table"),
+        ),
+        "files",
+        own_arguments=True,
+    ),
+    Verb(
+        "hold",
+        "holding",
+        "keep an engine from being started again; does not stop it",
+        ENGINE,
+        (Option(("--why",), "the reason, shown in status", "TEXT"), JSON),
+        "engine",
+    ),
+    Verb(
+        "release",
+        "holding",
+        "end a hold and forget earlier deaths; does not start the engine",
+        ENGINE,
+        (JSON,),
+        "engine",
+    ),
+)
+
+BY_NAME = {verb.name: verb for verb in VERBS}
