@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon's memory: ends of life, boots and applies, projected from the journal into SQLite.
+
+The journal's cursor is written in the same transaction as the rows it stands behind, and each row
+has a natural key, so an entry is counted exactly once whenever the daemon is killed. The daemon is
+the only writer; sparkctl reads the same file without it.
+"""
+
+import contextlib
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from sparkd.core import end_of_life
+from sparkd.core.end_of_life import Record
+from sparkd.core.metrics import Totals
+from sparkd.core.projection import Applied, Entry, record_from_json
+from sparkd.core.status import Boot, boot_from_json
+
+PATH = "/var/lib/sparkd/sparkd.db"
+VERSION = 1
+ROWS_MAX = 10_000
+"""Incidents and boots kept; the counters for /metrics are kept apart and never shrink."""
+BUSY_S = 5.0
+
+_SCHEMA = """
+CREATE TABLE incidents (
+    id INTEGER PRIMARY KEY,
+    invocation_id TEXT NOT NULL,
+    engine TEXT NOT NULL,
+    time REAL NOT NULL,
+    requested INTEGER NOT NULL,
+    record TEXT NOT NULL,
+    dark_seconds REAL,
+    UNIQUE (invocation_id, engine)
+);
+CREATE INDEX incidents_by_engine ON incidents (engine, id);
+CREATE TABLE boots (
+    id INTEGER PRIMARY KEY,
+    invocation_id TEXT NOT NULL UNIQUE,
+    engine TEXT NOT NULL,
+    time REAL NOT NULL,
+    record TEXT NOT NULL
+);
+CREATE TABLE applies (
+    id INTEGER PRIMARY KEY,
+    time REAL NOT NULL,
+    author TEXT NOT NULL,
+    summary TEXT NOT NULL,
+    UNIQUE (time, author)
+);
+CREATE TABLE totals (
+    engine TEXT NOT NULL,
+    class TEXT NOT NULL,
+    deaths INTEGER NOT NULL DEFAULT 0,
+    restarts INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (engine, class)
+);
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+"""
+
+
+class DatabaseError(Exception):
+    """The database cannot be used; the message names the file and says what to do."""
+
+
+class Incident(NamedTuple):
+    """One end of life and how long the engine was then not ready; None while it still is not."""
+
+    record: Record
+    dark_seconds: float | None
+
+
+class Reader:
+    """Read access, for the daemon's own queries and for sparkctl while there is no daemon."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the file back; a second call does nothing."""
+        self._connection.close()
+
+    def cursor(self) -> str | None:
+        """The journal's position up to which everything has been taken in."""
+        row = self._connection.execute("SELECT value FROM meta WHERE key = 'cursor'").fetchone()
+        return None if row is None else str(row[0])
+
+    def incidents(self, limit: int, engine: str = "") -> list[Incident]:
+        """The newest ends of life first, of one engine or of all."""
+        rows = self._connection.execute(
+            "SELECT record, dark_seconds FROM incidents WHERE ?1 = '' OR engine = ?1"
+            " ORDER BY time DESC, id DESC LIMIT ?2",
+            (engine, limit),
+        )
+        found = ((_record(text), dark) for text, dark in rows)
+        return [Incident(record, dark) for record, dark in found if record is not None]
+
+    def last_deaths(self) -> dict[str, Record]:
+        """The last end of life of each engine."""
+        rows = self._connection.execute(
+            "SELECT record FROM incidents AS i WHERE id = (SELECT id FROM incidents"
+            " WHERE engine = i.engine ORDER BY time DESC, id DESC LIMIT 1)"
+        )
+        records = (_record(row[0]) for row in rows)
+        return {record.engine: record for record in records if record is not None}
+
+    def last_boots(self) -> dict[str, Boot]:
+        """The last start of each engine that became ready."""
+        rows = self._connection.execute(
+            "SELECT record FROM boots AS b WHERE id = (SELECT id FROM boots"
+            " WHERE engine = b.engine ORDER BY time DESC, id DESC LIMIT 1)"
+        )
+        boots = (boot_from_json(json.loads(row[0])) for row in rows)
+        return {boot.engine: boot for boot in boots if boot is not None}
+
+    def totals(self) -> list[Totals]:
+        """Deaths and automatic restarts per engine and class."""
+        rows = self._connection.execute(
+            "SELECT engine, class, deaths, restarts FROM totals ORDER BY engine, class"
+        )
+        return [Totals(*row) for row in rows]
+
+
+class Database(Reader):
+    """Read and write access; one per host, owned by the daemon."""
+
+    def take_in(self, entries: Sequence[Entry], cursor: str) -> int:
+        """Enter what is new of these and move the journal's position, or do neither.
+
+        Returns:
+            How many rows were new.
+
+        Raises:
+            DatabaseError: nothing was changed (disk full, for one); the caller tries again later.
+        """
+        try:
+            with self._connection as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                new = sum(_enter(connection, entry) for entry in entries)
+                connection.execute(
+                    "INSERT INTO meta VALUES ('cursor', ?1)"
+                    " ON CONFLICT (key) DO UPDATE SET value = ?1",
+                    (cursor,),
+                )
+                if new:
+                    _prune(connection)
+        except sqlite3.Error as error:
+            raise DatabaseError(f"cannot write the database: {error}") from error
+        return new
+
+
+def _enter(connection: sqlite3.Connection, entry: Entry) -> bool:
+    match entry.row:
+        case Record() as record:
+            return _enter_record(connection, record, entry.text)
+        case Boot() as boot:
+            return _enter_boot(connection, boot, entry.text)
+        case Applied() as applied:
+            done = connection.execute(
+                "INSERT OR IGNORE INTO applies (time, author, summary) VALUES (?, ?, ?)", applied
+            )
+            return done.rowcount == 1
+
+
+def _enter_record(connection: sqlite3.Connection, record: Record, text: str) -> bool:
+    done = connection.execute(
+        "INSERT OR IGNORE INTO incidents (invocation_id, engine, time, requested, record)"
+        " VALUES (?, ?, ?, ?, ?)",
+        (record.invocation_id, record.engine, record.time, record.requested, text),
+    )
+    if done.rowcount != 1:
+        return False
+    if not record.requested:
+        restarts = int(record.action == "restart")
+        connection.execute(
+            "INSERT INTO totals VALUES (?1, ?2, 1, ?3) ON CONFLICT (engine, class)"
+            " DO UPDATE SET deaths = deaths + 1, restarts = restarts + ?3",
+            (record.engine, record.cls, restarts),
+        )
+    return True
+
+
+def _enter_boot(connection: sqlite3.Connection, boot: Boot, text: str) -> bool:
+    done = connection.execute(
+        "INSERT OR IGNORE INTO boots (invocation_id, engine, time, record) VALUES (?, ?, ?, ?)",
+        (boot.invocation_id, boot.engine, boot.time, text),
+    )
+    if done.rowcount != 1:
+        return False
+    # Ready again: the unrequested ends of life since the last time were dark until now.
+    connection.execute(
+        "UPDATE incidents SET dark_seconds = ?2 - time"
+        " WHERE engine = ?1 AND dark_seconds IS NULL AND requested = 0 AND time <= ?2",
+        (boot.engine, boot.time),
+    )
+    return True
+
+
+def _prune(connection: sqlite3.Connection) -> None:
+    for table in ("incidents", "boots", "applies"):
+        connection.execute(
+            f"DELETE FROM {table} WHERE id <= (SELECT max(id) FROM {table}) - ?",  # noqa: S608
+            (ROWS_MAX,),
+        )
+
+
+def _record(text: str) -> Record | None:
+    value = json.loads(text)
+    return record_from_json(value) if isinstance(value, dict) else None
+
+
+def open_database(path: str = PATH) -> Database:
+    """Open for reading and writing, and make the file when it is not there.
+
+    A file that is no database any more is put aside: everything in it came from the journal, and
+    what the journal still holds comes back from there.
+
+    Raises:
+        DatabaseError: the folder cannot be written, or a newer sparkd made the file.
+    """
+    file = Path(path)
+    try:
+        file.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640))
+    except OSError as error:
+        raise DatabaseError(f"{path}: cannot be opened: {error.strerror}") from error
+    try:
+        return Database(_connect(path))
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError):
+            raise DatabaseError(f"{path}: cannot be used: {error}") from error
+        _put_aside(file)
+        return open_database(path)
+
+
+def open_in_memory() -> Database:
+    """One that is gone with the process, for a host whose disk refuses the real one."""
+    return Database(_connect(":memory:"))
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+    )
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        # A lost power supply may cost the last entries: the journal still has them.
+        connection.execute("PRAGMA synchronous = NORMAL")
+        _migrate(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _migrate(connection: sqlite3.Connection, path: str) -> None:
+    version = _version(connection)
+    if version > VERSION:
+        raise DatabaseError(
+            f"{path}: made by a newer sparkd (schema {version}, this one knows {VERSION}):"
+            " install that version again, or move the file away"
+        )
+    if version == 0:
+        connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _put_aside(file: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        part = Path(f"{file}{suffix}")
+        with contextlib.suppress(FileNotFoundError):
+            part.rename(f"{file}.unreadable-{int(time.time())}{suffix}")
+
+
+@contextlib.contextmanager
+def reader(path: str = PATH) -> Iterator[Reader | None]:
+    """Read access while the daemon may be writing; None when there is no database yet.
+
+    Raises:
+        DatabaseError: the file is there and cannot be read.
+    """
+    if not Path(path).exists():
+        yield None
+        return
+    # Without a -wal file nobody writes, and a reader without rights on the folder cannot make one.
+    mode = "mode=ro" if Path(f"{path}-wal").exists() else "mode=ro&immutable=1"
+    try:
+        connection = sqlite3.connect(f"file:{path}?{mode}", uri=True, timeout=BUSY_S)
+    except sqlite3.Error as error:
+        raise DatabaseError(f"{path}: cannot be read: {error}") from error
+    with Reader(connection) as access:
+        try:
+            version = _version(connection)
+            if version > VERSION:
+                raise DatabaseError(f"{path}: made by a newer sparkd (schema {version})")
+            yield access if version else None
+        except sqlite3.Error as error:
+            raise DatabaseError(f"{path}: cannot be read: {error}") from error
+
+
+def to_text(record: Record) -> str:
+    """The JSON text of a record, as the journal and the database hold it."""
+    return json.dumps(end_of_life.to_json(record))

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gathers the facts that a status is made of. It decides nothing: `core.status.build` does.
+
+The daemon keeps one observer and has it re-read what a signal named; sparkctl, while there is no
+daemon, makes one and looks once. What cannot be seen keeps its last known value and is marked so.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from sparkd import __version__
+from sparkd.adapters import clock
+from sparkd.adapters.config_view import ConfigView, View
+from sparkd.adapters.host import Host
+from sparkd.adapters.service_manager import BusError, Viewer
+from sparkd.adapters.state_files import StateFiles
+from sparkd.core.burst import Policy
+from sparkd.core.config_model import RestartPolicy
+from sparkd.core.end_of_life import Record
+from sparkd.core.schema import ENGINE_NAME
+from sparkd.core.slot import Claim, Phase
+from sparkd.core.status import Boot, EngineFacts, Facts
+from sparkd.core.unit_state import UnitFacts, engine_of, unit_of
+
+DEFAULT_RESTART = RestartPolicy(burst=3, window_seconds=3600, delay_seconds=5)
+"""Shown while there has never been a good configuration; the units carry their own."""
+
+
+class History(NamedTuple):
+    """What is remembered of earlier lives, by engine."""
+
+    deaths: Mapping[str, Record]
+    boots: Mapping[str, Boot]
+
+
+NO_HISTORY = History({}, {})
+
+
+class Observer:
+    """The state of the host as last seen."""
+
+    def __init__(
+        self,
+        viewer: Viewer,
+        config: ConfigView,
+        files: StateFiles,
+        *,
+        daemon: str,
+    ) -> None:
+        self._viewer = viewer
+        self._config = config
+        self._files = files
+        self._daemon = daemon
+        self._host = Host()
+        self._units: dict[str, UnitFacts] = {}
+        self._claim: tuple[Claim | None, Phase | None] = (None, None)
+        self._stale: set[str] = set()
+        self._everything_stale = True
+        self._loaded: list[str] = []
+        self._blind = ""
+        self._seen_at = 0.0
+
+    @property
+    def blind(self) -> str:
+        """Why systemd could not be seen at the last look; '' when it could."""
+        return self._blind
+
+    def mark(self, unit: str) -> None:
+        """This unit may have changed."""
+        self._stale.add(unit)
+
+    def mark_everything(self) -> None:
+        """Anything may have changed."""
+        self._everything_stale = True
+
+    def unit(self, name: str) -> UnitFacts | None:
+        """A unit as last seen."""
+        return self._units.get(name)
+
+    def look(self) -> None:
+        """Read again what was marked. The first question without an answer ends the look."""
+        try:
+            if self._everything_stale:
+                self._loaded = self._viewer.loaded_engine_units()
+            known = set(map(unit_of, self.names()))
+            stale = known if self._everything_stale else self._stale | (known - self._units.keys())
+            fresh = {unit: self._viewer.unit(unit) for unit in sorted(stale & known)}
+            self._look_at_slot(fresh)
+        except BusError as error:
+            self._blind = str(error)
+            self._everything_stale = True
+            return
+        seen = {**self._units, **fresh}
+        self._units = {unit: facts for unit, facts in seen.items() if unit in known}
+        self._stale.clear()
+        self._everything_stale = False
+        self._blind = ""
+        self._seen_at = clock.moment().wall
+
+    def _look_at_slot(self, fresh: Mapping[str, UnitFacts]) -> None:
+        """The claim, and what systemd says of its unit, which need not be one of the engines."""
+        claim = self._files.claim()
+        if claim is None:
+            self._claim = (None, None)
+            return
+        unit = fresh.get(claim.unit) or self._units.get(claim.unit)
+        unit = unit or self._viewer.unit(claim.unit)
+        self._claim = (claim, Phase(unit.invocation_id, unit.sub_state))
+
+    def names(self) -> list[str]:
+        """Every engine: configured, with a unit of ours, or loaded under an engine's name."""
+        known = self._config.look().names()
+        loaded = (engine_of(unit) for unit in self._loaded)
+        strangers = sorted(n for n in loaded if n not in known and ENGINE_NAME.match(n))
+        return [*known, *strangers]
+
+    def view(self) -> View:
+        """The configuration and the unit files."""
+        return self._config.look()
+
+    def facts(self, history: History) -> Facts:
+        """Everything, as of the last look; memory and the ledgers as of now."""
+        view = self._config.look()
+        restart = DEFAULT_RESTART if view.config is None else view.config.host.restart
+        claim, phase = self._claim
+        names = self.names()
+        units = [self._units.get(unit_of(name)) for name in names]
+        busy = any(unit is not None and unit.is_starting for unit in units)
+        return Facts(
+            version=__version__,
+            daemon=self._daemon,
+            now=clock.moment(),
+            host=self._host.sample(busy=busy),
+            engines=[self._engine(name, view, history) for name in names],
+            policy=Policy(restart.burst, restart.window_seconds),
+            claim=claim,
+            claim_phase=None if self._blind else phase,
+            waiters=self._files.waiters(),
+            blind=self._blind,
+            seen_at=self._seen_at,
+            config_errors=view.errors,
+        )
+
+    def _engine(self, name: str, view: View, history: History) -> EngineFacts:
+        config = view.engine(name)
+        unit = self._units.get(unit_of(name))
+        running = None
+        if unit is not None and unit.active_state in {"active", "reloading", "activating"}:
+            running = self._files.launch_hash(unit.unit, unit.invocation_id)
+        return EngineFacts(
+            name=name,
+            unit=unit,
+            ledger=self._files.ledger(name),
+            config=view.facts(name, running),
+            port=None if config is None else config.port,
+            model=None if config is None else config.model,
+            last=history.deaths.get(name),
+            boot=history.boots.get(name),
+        )

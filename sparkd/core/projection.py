@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From one journal entry to the row that the database keeps of it, or to nothing.
+
+Any local user can write an entry with our MESSAGE_ID; `events.is_trusted` decides by the fields
+that only journald sets. What is trusted but malformed (another version wrote it) is left out.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from sparkd.core import end_of_life, events
+from sparkd.core.end_of_life import Record
+from sparkd.core.events import Event
+from sparkd.core.status import Boot, boot_from_json
+
+RECORD_MAX = 256 * 1024
+"""Characters of a record that are looked at; a real one has a few thousand."""
+
+
+class Applied(NamedTuple):
+    """One `apply` that changed something."""
+
+    time: float
+    author: str
+    summary: str
+
+
+class Entry(NamedTuple):
+    """What an entry means, and the JSON text to keep of it."""
+
+    row: Record | Boot | Applied
+    text: str
+
+
+def project(fields: Mapping[str, str]) -> Entry | None:
+    """The row that this journal entry stands for; None when it stands for none."""
+    if not events.is_trusted(fields):
+        return None
+    match fields.get("MESSAGE_ID"):
+        case Event.END_OF_LIFE:
+            return _entry(fields, record_from_json)
+        case Event.READY:
+            return _entry(fields, boot_from_json)
+        case Event.APPLIED:
+            return _entry(fields, _applied)
+    return None
+
+
+def _entry(
+    fields: Mapping[str, str], read: Callable[[dict[str, object]], Record | Boot | Applied | None]
+) -> Entry | None:
+    text = fields.get(events.RECORD, "")
+    if not text or len(text) > RECORD_MAX:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    row = read(value)
+    if row is None or not _names_itself(row, fields):
+        return None
+    return Entry(row, text)
+
+
+def _names_itself(row: Record | Boot | Applied, fields: Mapping[str, str]) -> bool:
+    """Whether the record speaks of the engine in whose unit it was written."""
+    if isinstance(row, Applied):
+        return True
+    return f"vllm-{row.engine}.service" == fields.get(events.UNIT) and bool(row.invocation_id)
+
+
+def record_from_json(value: dict[str, object]) -> Record | None:
+    """A death record whose members have the right types; None otherwise."""
+    members = {name: value.get(name) for name in (*_TYPES, "class")}
+    for name, types in {**_TYPES, "class": (str,)}.items():
+        if not isinstance(members[name], types):
+            return None
+    members["time"] = float(members["time"])  # type: ignore[arg-type]  # checked above
+    try:
+        return end_of_life.from_json(members)
+    except TypeError:
+        return None
+
+
+_TEXT = (str,)
+_MAYBE_TEXT = (str, type(None))
+_TYPES: dict[str, tuple[type, ...]] = {
+    "engine": _TEXT,
+    "unit": _TEXT,
+    "invocation_id": _TEXT,
+    "time": (int, float),
+    "requested": (bool,),
+    "result": _TEXT,
+    "exit_code": (int, type(None)),
+    "signal": _MAYBE_TEXT,
+    "signature": _MAYBE_TEXT,
+    "evidence": _MAYBE_TEXT,
+    "reason": _TEXT,
+    "action": _TEXT,
+    "action_reason": _TEXT,
+    "hint": _TEXT,
+    "was_ready": (bool,),
+}
+
+
+def _applied(value: dict[str, object]) -> Applied | None:
+    match value:
+        case {"time": int() | float() as time, "author": str(author), "summary": str(summary)}:
+            return Applied(float(time), author, summary)
+    return None

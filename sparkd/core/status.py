@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `sparkctl status` and `/metrics` show: pure, from facts that an adapter gathered.
+
+`to_json` is a contract for scripts: keys may be added, none is renamed or removed. Times are
+seconds since the epoch, durations seconds, sizes bytes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sparkd.core import burst, config_state, end_of_life, slot, unit_state
+from sparkd.core.config_state import ConfigFacts, ConfigJudgement
+from sparkd.core.end_of_life import Record
+from sparkd.core.unit_state import Judgement, State, UnitFacts, engine_of
+
+STATUS_LINE_MAX = 200
+"""Characters of the one line that `systemctl status sparkd` shows."""
+
+
+class Boot(NamedTuple):
+    """What the readiness gate saw of the last start that became ready; None is "not seen"."""
+
+    engine: str
+    invocation_id: str
+    time: float
+    seconds: float
+    kv_cache_tokens: int | None = None
+    max_concurrency: float | None = None
+    vllm_version: str | None = None
+
+
+class HostFacts(NamedTuple):
+    """The machine. On GB10 `/proc/meminfo` holds the only memory figures to trust."""
+
+    memory_total: int
+    memory_available: int
+    pressure_full_avg10: float | None
+    """Percent of time in which every task waited for memory; None without PSI."""
+    compilers: int
+    compilers_rss: int
+
+
+class EngineFacts(NamedTuple):
+    """Everything known of one engine."""
+
+    name: str
+    unit: UnitFacts | None
+    """As last seen; None when systemd has never been seen by this observer."""
+    ledger: burst.Ledger
+    config: ConfigFacts
+    port: int | None = None
+    model: str | None = None
+    last: Record | None = None
+    boot: Boot | None = None
+
+
+class Facts(NamedTuple):
+    """Everything known of the host at one moment."""
+
+    version: str
+    daemon: str
+    """'running' when the daemon observed this, 'absent' when sparkctl did."""
+    now: burst.Moment
+    host: HostFacts
+    engines: Sequence[EngineFacts]
+    policy: burst.Policy
+    claim: slot.Claim | None = None
+    claim_phase: slot.Phase | None = None
+    waiters: Sequence[slot.Waiter] = ()
+    blind: str = ""
+    """Why systemd cannot be seen now; '' when it can."""
+    seen_at: float = 0.0
+    """Seconds since the epoch of the last complete look at systemd."""
+    config_errors: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    """What else an operator should know, a sentence each."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """One engine, judged."""
+
+    facts: EngineFacts
+    judgement: Judgement
+    config: ConfigJudgement
+    budget: burst.Budget
+
+    @property
+    def name(self) -> str:
+        """The engine's name."""
+        return self.facts.name
+
+    @property
+    def state(self) -> State:
+        """Its public state."""
+        return self.judgement.state
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The host and its engines, judged."""
+
+    facts: Facts
+    engines: tuple[EngineStatus, ...]
+    holder: str | None
+    waiting: tuple[str, ...]
+
+    def engine(self, name: str) -> EngineStatus | None:
+        """The engine of that name."""
+        return next((engine for engine in self.engines if engine.name == name), None)
+
+
+def build(facts: Facts) -> Status:
+    """Judge every engine."""
+    counts = slot.claim_counts(facts.claim, facts.claim_phase)
+    claim = facts.claim if counts else None
+    waiters = tuple(sorted(_alive(facts), key=slot.precedence))
+    seen = unit_state.Slot(claim, waiters)
+    engines = tuple(_engine_status(facts, engine, seen) for engine in facts.engines)
+    holder = None if claim is None else engine_of(claim.unit)
+    waiting = tuple(engine_of(waiter.unit) for waiter in waiters)
+    return Status(facts, engines, holder, waiting)
+
+
+def _alive(facts: Facts) -> list[slot.Waiter]:
+    """The waiters who are still in ExecStartPre=; one whose unit cannot be seen counts."""
+    units = {engine.unit.unit: engine.unit for engine in facts.engines if engine.unit}
+    found = []
+    for waiter in facts.waiters:
+        unit = None if facts.blind else units.get(waiter.unit)
+        phase = None if unit is None else slot.Phase(unit.invocation_id, unit.sub_state)
+        if slot.waiter_counts(waiter, phase):
+            found.append(waiter)
+    return found
+
+
+def _engine_status(facts: Facts, engine: EngineFacts, seen: unit_state.Slot) -> EngineStatus:
+    config = config_state.judge(engine.config, engine.name)
+    budget = burst.budget(engine.ledger, facts.now, facts.policy)
+    return EngineStatus(engine, _judgement(facts, engine, seen), config, budget)
+
+
+def _judgement(facts: Facts, engine: EngineFacts, seen: unit_state.Slot) -> Judgement:
+    if engine.unit is None:
+        # Nothing was ever seen: the only state that claims nothing about a running process.
+        blind = facts.blind or "it has not answered yet"
+        return Judgement(State.STOPPED, f"unknown, cannot see systemd: {blind}")
+    known = unit_state.judge(engine.unit, engine.ledger, engine.last, seen)
+    if not facts.blind:
+        return known
+    age = burst.seconds_text(max(0.0, facts.now.wall - facts.seen_at))
+    reason = f"cannot see systemd: {facts.blind}; {age} ago it was {known.state}: {known.reason}"
+    return Judgement(known.state, reason)
+
+
+def status_line(status: Status) -> str:
+    """The daemon's STATUS=: '2/3 ready, 1 held (q38: …)'."""
+    ready = sum(engine.state is State.READY for engine in status.engines)
+    parts = [f"{ready}/{len(status.engines)} ready"] if status.engines else ["no engines"]
+    shown = [s for s in State if s not in {State.READY, State.STOPPED}]
+    for state in (State.HELD, *(s for s in shown if s is not State.HELD)):
+        names = [engine.name for engine in status.engines if engine.state is state]
+        if not names:
+            continue
+        detail = ", ".join(names)
+        if state is State.HELD:
+            first = status.engine(names[0])
+            detail += f": {first.judgement.reason}" if first else ""
+        parts.append(f"{len(names)} {state} ({detail})")
+    line = ", ".join(parts)
+    if status.facts.blind:
+        line = f"blind ({status.facts.blind}); last seen: {line}"
+    elif status.facts.config_errors:
+        line += f"; {len(status.facts.config_errors)} configuration errors"
+    line = " ".join(line.split())
+    return line if len(line) <= STATUS_LINE_MAX else line[: STATUS_LINE_MAX - 1] + "…"
+
+
+def to_json(status: Status) -> dict[str, object]:
+    """The contract of `sparkctl status --json`."""
+    facts = status.facts
+    return {
+        "version": facts.version,
+        "daemon": facts.daemon,
+        "time": round(facts.now.wall, 3),
+        "stale": bool(facts.blind),
+        "stale_reason": facts.blind or None,
+        "stale_seconds": round(max(0.0, facts.now.wall - facts.seen_at), 1) if facts.blind else 0,
+        "host": {
+            "memory_total_bytes": facts.host.memory_total,
+            "memory_available_bytes": facts.host.memory_available,
+            "pressure_memory_full_avg10": facts.host.pressure_full_avg10,
+            "compilers": {"count": facts.host.compilers, "rss_bytes": facts.host.compilers_rss},
+        },
+        "slot": {"holder": status.holder, "waiting": list(status.waiting)},
+        "engines": [_engine_json(facts, engine) for engine in status.engines],
+        "config_errors": list(facts.config_errors),
+        "notes": list(facts.notes),
+    }
+
+
+def _engine_json(facts: Facts, engine: EngineStatus) -> dict[str, object]:
+    known = engine.facts
+    unit = known.unit or UnitFacts(unit_state.unit_of(known.name))
+    frees_in = engine.budget.frees_in
+    return {
+        "name": known.name,
+        "unit": unit.unit,
+        "port": known.port,
+        "model": known.model,
+        "state": engine.state,
+        "reason": engine.judgement.reason,
+        "since": unit.state_change or None,
+        "pid": unit.main_pid or None,
+        "invocation_id": unit.invocation_id or None,
+        "ready": engine.state is State.READY,
+        "config": engine.config.state,
+        "config_reason": engine.config.reason or None,
+        "restarts": {
+            "used": engine.budget.used,
+            "limit": engine.budget.limit,
+            "window_seconds": engine.budget.window,
+            "frees_at": None if frees_in is None else round(facts.now.wall + frees_in, 3),
+        },
+        "last_death": None if known.last is None else death_json(known.last),
+        "boot": None if known.boot is None else _boot_json(known.boot),
+        "enabled": unit.unit_file_state or None,
+        "drop_ins": list(unit.drop_ins),
+    }
+
+
+_DEATH_KEYS = (
+    "time", "class", "signature", "exit_code", "signal", "result", "requested", "evidence",
+    "reason", "hint", "action", "action_reason", "was_ready",
+)  # fmt: skip
+
+
+def death_json(record: Record) -> dict[str, object]:
+    """The shape of `last_death`."""
+    value = end_of_life.to_json(record)
+    return {key: value[key] for key in _DEATH_KEYS}
+
+
+def incident_json(record: Record, dark_seconds: float | None) -> dict[str, object]:
+    """One element of `sparkctl incidents --json`: a death, whose, and how long it was dark."""
+    whose = {"engine": record.engine, "unit": record.unit, "invocation_id": record.invocation_id}
+    return {**death_json(record), **whose, "dark_seconds": dark_seconds}
+
+
+def _boot_json(boot: Boot) -> dict[str, object]:
+    return {
+        "seconds": boot.seconds,
+        "kv_cache_tokens": boot.kv_cache_tokens,
+        "max_concurrency": boot.max_concurrency,
+        "vllm_version": boot.vllm_version,
+        "time": boot.time,
+        "invocation_id": boot.invocation_id,
+    }
+
+
+def boot_from_json(value: Mapping[str, object]) -> Boot | None:
+    """The boot facts in a READY entry's record; None when they are not recognisable."""
+    match value:
+        case {
+            "engine": str(engine),
+            "invocation_id": str(invocation),
+            "time": int() | float() as time,
+            "seconds": int() | float() as seconds,
+        }:
+            tokens, version = value.get("kv_cache_tokens"), value.get("vllm_version")
+            concurrency = value.get("max_concurrency")
+            return Boot(
+                engine,
+                invocation,
+                float(time),
+                float(seconds),
+                tokens if isinstance(tokens, int) else None,
+                float(concurrency) if isinstance(concurrency, int | float) else None,
+                version if isinstance(version, str) else None,
+            )
+    return None

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The journal, taken into the database: every event once, however often the daemon is killed.
+
+Entries count for what the daemon shows as soon as they are read. They count as kept when the
+worker has written them together with the journal's position; until then nothing more is read, so a
+full disk costs no memory and no event.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+from sparkd.adapters import journal
+from sparkd.adapters.database import Database
+from sparkd.adapters.journal import EventReader
+from sparkd.core import events
+from sparkd.core.metrics import Totals
+from sparkd.core.projection import Entry, project
+from sparkd.daemon import log
+from sparkd.daemon.loop import Loop
+from sparkd.daemon.worker import Done, Worker
+
+BATCH = 200
+RETRY_S = 30.0
+
+
+class Projector:
+    """Reads on when asked to; never waits."""
+
+    def __init__(
+        self,
+        database: Database,
+        worker: Worker,
+        loop: Loop,
+        on_entries: Callable[[Sequence[Entry]], None],
+    ) -> None:
+        """Begin at the saved position, or with the oldest event that the journal has.
+
+        Raises:
+            OSError: the journal cannot be read.
+        """
+        self._database = database
+        self._worker = worker
+        self._loop = loop
+        self._on_entries = on_entries
+        self._writing = False
+        self._retry_at = 0.0
+        self.totals: Sequence[Totals] = database.totals()
+        self._reader = self._open(database.cursor())
+        self._unwatch = loop.watch(self._reader.fileno(), self.pump)
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last batch could not be written."""
+        return bool(self._retry_at)
+
+    def pump(self) -> None:
+        """Take in what has come, a batch at a time."""
+        if self._writing or time.monotonic() < self._retry_at:
+            self._reader.read(0)  # or its descriptor stays readable and the loop spins
+            return
+        if self._retry_at:
+            self._reopen()
+        try:
+            read = self._reader.read(BATCH)
+        except OSError as error:
+            # 'Bad message' while a file is being vacuumed, for one: begin again where we were.
+            log.get().warning("cannot read the journal", error=str(error))
+            self._retry_at = time.monotonic() + RETRY_S
+            return
+        if not read:
+            return
+        entries = [entry for _, fields in read if (entry := project(fields)) is not None]
+        self._on_entries(entries)
+        cursor = read[-1][0]
+        self._writing = True
+        self._worker.submit(lambda: self._write(entries, cursor), self._written)
+
+    def _write(self, entries: Sequence[Entry], cursor: str) -> Sequence[Totals] | None:
+        new = self._database.take_in(entries, cursor)
+        return self._database.totals() if new else None
+
+    def _written(self, done: Done[Sequence[Totals] | None]) -> None:
+        self._writing = False
+        if done.error is not None:
+            log.get().error("incidents are not written", error=str(done.error))
+            self._retry_at = time.monotonic() + RETRY_S
+            return
+        if done.value is not None:
+            self.totals = done.value
+        self.pump()
+
+    def _reopen(self) -> None:
+        """Go back to the last position that was written."""
+        fresh = self._open(self._database.cursor())
+        self._unwatch()
+        self._reader.close()
+        self._reader = fresh
+        self._unwatch = self._loop.watch(fresh.fileno(), self.pump)
+        self._retry_at = 0.0
+
+    def _open(self, cursor: str | None) -> EventReader:
+        reader = EventReader(cursor)
+        if reader.gap:
+            text = (
+                "the journal no longer has the entry up to which sparkd had read:"
+                " events in between may be missing from the incidents"
+            )
+            log.get().warning(text)
+            fields = {events.REASON: text}
+            journal.send(
+                events.Event.JOURNAL_GAP, text, priority=journal.Priority.WARNING, **fields
+            )
+        return reader
