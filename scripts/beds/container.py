@@ -85,6 +85,7 @@ class Container:
         self.name = f"bed-{uuid.uuid4().hex[:12]}"
         self._wait_for = wait_for
         self._leader = 0
+        self._backgrounds: list[Background] = []
         self._enter: list[str] = []
         plan = {
             "name": self.name,
@@ -123,6 +124,8 @@ class Container:
 
     def close(self) -> None:
         """Kill the guest and remove every trace of it. May be called twice."""
+        for background in self._backgrounds:
+            background.kill()
         assert self._keeper.stdin is not None
         with contextlib.suppress(OSError):
             self._keeper.stdin.close()
@@ -261,7 +264,9 @@ class Container:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        return Background(process, Path(name))
+        background = Background(process, Path(name))
+        self._backgrounds.append(background)
+        return background
 
     # --- files, units, journal -------------------------------------------------------------
 
