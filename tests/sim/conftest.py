@@ -162,7 +162,7 @@ def start(vllm: Path, tmp_path: Path) -> Iterator[Callable[..., Engine]]:
     engines: list[Engine] = []
 
     def run(*flags: str, port: int | None = None, **life: Any) -> Engine:
-        settings = {"load_seconds": 0.1, "watchdog_seconds": 0.1, "tokens_per_second": 200, **life}
+        settings = {"load_seconds": 0.05, "watchdog_seconds": 0.1, "tokens_per_second": 200, **life}
         log = tmp_path / f"engine-{len(engines)}.log"
         engine = Engine(vllm, log, port or free_port(), list(flags), settings)
         engines.append(engine)

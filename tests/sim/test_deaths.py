@@ -246,7 +246,7 @@ def test_a_killed_main_process_takes_its_core_along_a_moment_later(start):
 )
 @pytest.mark.parametrize("moment", ["death_after_seconds", "death_at_load"])
 def test_ends_without_a_line(start, life, status, moment):
-    engine = start(**life, **{moment: 0.5})
+    engine = start(**life, **{moment: 0.2})
     core = engine.core()
     assert engine.exit_status() == status
     wait_until(lambda: not alive(core), "the core to end")
