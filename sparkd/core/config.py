@@ -44,6 +44,11 @@ class _Draft:
     memory_utilization: float | None = None
     config: EngineConfig | None = None
 
+    @property
+    def label(self) -> str:
+        """The engine's name as a message may show it: a file may be called anything."""
+        return self.name if ENGINE_NAME.match(self.name) else shown(self.name)
+
 
 def load(sources: Sequence[Source], memory_total: int | None) -> Config:
     """Check every file and the engines against each other.
@@ -320,7 +325,7 @@ def _check_unique(
             other = first.setdefault(value, draft)
             if other is not draft:
                 place = f"{other.document.path}:{other.document.line(*path)}"
-                rule = f"is taken by engine {other.name} ({place})"
+                rule = f"is taken by engine {other.label} ({place})"
                 draft.document.refuse(path, rule, value=value)
 
 
@@ -346,8 +351,9 @@ def _check_memory(drafts: Sequence[_Draft], host: HostConfig, memory_total: int)
     """Refuse shares that cannot be resident together beside the reserve.
 
     Engines with `autostart = false` are started instead of others, so each of them must fit alone.
+    A file with other errors is left out: a misspelled share would count as the default one.
     """
-    known = [draft for draft in drafts if draft.memory_utilization is not None]
+    known = [draft for draft in drafts if draft.config is not None]
     known.sort(key=lambda draft: (draft.values.get("order", 0), draft.name))
     together = [draft for draft in known if draft.values.get("autostart") is not False]
     alone = [[draft] for draft in known if draft.values.get("autostart") is False]
@@ -356,7 +362,7 @@ def _check_memory(drafts: Sequence[_Draft], host: HostConfig, memory_total: int)
         claimed = sum(int(share * memory_total) for _, share in shares)
         excess = claimed + host.reserve_bytes - memory_total
         if group and excess > 0:
-            terms = " + ".join(f"{share:g} ({draft.name})" for draft, share in shares)
+            terms = " + ".join(f"{share:g} ({draft.label})" for draft, share in shares)
             implied = any(
                 "gpu-memory-utilization" not in draft.document.section("serve") for draft in group
             )

@@ -27,7 +27,8 @@ class ConfigError:
 
     def __str__(self) -> str:
         """Return the error as one line."""
-        place = f"{self.path}:{self.line}" if self.line else self.path
+        path = self.path if self.path.isprintable() else ascii(self.path)
+        place = f"{path}:{self.line}" if self.line else path
         parts = [place, *(part for part in (self.key, self.value) if part), self.rule]
         return ": ".join(parts) + (f" ({self.hint})" if self.hint else "")
 

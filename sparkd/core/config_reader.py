@@ -15,6 +15,7 @@ from sparkd.core.toml_lines import KeyPath, key_lines
 
 MAX_FILE_BYTES = 1 << 20
 
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
 _AT_LINE = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)\Z")
 
 
@@ -51,7 +52,7 @@ class Document:
         """Add an error about the key at `path`; a value of None is not shown."""
         line = self.line(*path)
         text = "" if value is None else shown(value, secret=secret)
-        key = ".".join(part if part.isprintable() else ascii(part) for part in path)
+        key = ".".join(part if _BARE_KEY.match(part) else shown(part) for part in path)
         self.errors.append(ConfigError(self.path, line, key, text, rule, hint))
 
     def section(self, name: str) -> Mapping[str, Any]:
