@@ -28,9 +28,7 @@ REQUESTED = {
     ),
     "the same for a restart by hand": at_end("restart", active=150, left=900, died=905),
     "reboot and shutdown stop every unit": at_end("stop", active=150, left=900, died=901),
-    "stop of an engine deaf to TERM, killed at last": at_end(
-        "stop", active=150, left=900, died=990
-    ),
+    "stop of an engine that has to be killed": at_end("stop", active=150, left=900, died=990),
     "stop raced with a death that systemd had not seen yet": at_end(
         "stop", active=150, left=900, died=900.000001
     ),
