@@ -265,6 +265,11 @@ def _environment(document: Document) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
+def _is_ours(name: str) -> bool:
+    """Whether sparkd sets variables of this name; SPARKD_SIM_ is for who runs the simulator."""
+    return name.startswith("SPARKD_") and not name.startswith("SPARKD_SIM_")
+
+
 def _environment_rule(name: str, value: object) -> str | None:
     if not _VARIABLE.match(name):
         return "must be named with letters, digits and '_', not beginning with a digit"
@@ -275,7 +280,7 @@ def _environment_rule(name: str, value: object) -> str | None:
         )
     if reason := OWNED_VARIABLES.get(name):
         return f"cannot be set in [env]: {reason}"
-    if name.startswith("SPARKD_"):
+    if _is_ours(name):
         return "cannot be set in [env]: sparkd's own variables begin with SPARKD_"
     if type(value) is not str:
         return 'must be a string: write "1" for 1'
@@ -294,7 +299,7 @@ def _credentials(document: Document) -> tuple[Credential, ...]:
         rule = None
         if not _VARIABLE.match(name):
             rule = "must be named like the variable it becomes: letters, digits and '_'"
-        elif name in OWNED_VARIABLES or name.startswith("SPARKD_"):
+        elif name in OWNED_VARIABLES or _is_ours(name):
             rule = "cannot be a credential: sparkd or systemd sets this variable"
         elif name in document.section("env"):
             rule = f"must not stand in [env] as well: remove env.{name}"
