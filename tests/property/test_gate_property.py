@@ -70,6 +70,7 @@ rounds = st.fixed_dictionaries(
 listeners = st.just(Listener.OURS) | st.sampled_from(Listener)
 
 
+@settings(max_examples=800)
 @given(wants, rounds, listeners)
 def test_ready_only_with_the_whole_proof(want, answers, listener):
     """One round as the helper asks it; whenever it ends ready, each step is checked again here."""
