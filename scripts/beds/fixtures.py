@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
 from beds import real_vllm as vllm_bed
 from beds import rootfs
 from beds.cache import BedError
