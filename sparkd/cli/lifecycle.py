@@ -106,7 +106,10 @@ def _reply(outcome: Outcome) -> Reply:
 
 def _say(verb: str, reply: Reply) -> None:
     text, failed = sentence(verb, reply)
-    print(text, file=sys.stderr if failed else sys.stdout, flush=True)
+    if failed:
+        print(f"sparkctl: {text}", file=sys.stderr, flush=True)
+    else:
+        print(text, flush=True)
 
 
 def sentence(verb: str, reply: Reply) -> tuple[str, bool]:

@@ -95,7 +95,9 @@ def parser(verb: Verb) -> argparse.ArgumentParser:
     for option in verb.options:
         target: argparse._ActionsContainer = built
         if option.excludes:
-            target = groups.setdefault(option.excludes, built.add_mutually_exclusive_group())
+            if option.excludes not in groups:
+                groups[option.excludes] = built.add_mutually_exclusive_group()
+            target = groups[option.excludes]
         text = option.help.replace("%", "%%")
         if option.metavar:
             target.add_argument(*option.flags, help=text, metavar=option.metavar)
