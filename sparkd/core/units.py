@@ -226,7 +226,8 @@ def _resources(engine: EngineConfig, config: HostConfig, host: HostFacts) -> Ite
 def _sandbox(engine: EngineConfig) -> Iterator[str]:
     # Not here, because CUDA or vLLM breaks: PrivateDevices=, MemoryDenyWriteExecute=,
     # ProtectClock= (it implies a device allow-list without /dev/nvidia*). Not ProtectHome=:
-    # weights and environments often live there.
+    # weights and environments often live there. Not @resources or @debug in the filter: torch
+    # sets CPU affinity, profilers open perf events.
     yield "NoNewPrivileges=yes"
     if engine.user != "root":
         yield "CapabilityBoundingSet="
@@ -241,7 +242,11 @@ def _sandbox(engine: EngineConfig) -> Iterator[str]:
     yield "LockPersonality=yes"
     yield "RestrictRealtime=yes"
     yield "RestrictSUIDSGID=yes"
+    yield "RestrictNamespaces=yes"
     yield "SystemCallArchitectures=native"
+    yield "SystemCallFilter=~@clock @cpu-emulation @module @mount @obsolete @raw-io @reboot @swap"
+    # A refused call returns an error instead of killing an engine in the middle of its work.
+    yield "SystemCallErrorNumber=EPERM"
 
 
 def _target() -> Iterator[str]:

@@ -80,16 +80,21 @@ def oracle() -> Iterator[Oracle]:
         yield Oracle(Path(base))
 
 
+# systemd 257 prints either, 252 only the first.
+ARROW = "(?:->|→)"
+
+
 def block(dump: str, unit: str) -> str:
     """Return the part of the dump that describes one unit."""
-    start = dump.index(f"\t-> Unit {unit}:\n")
-    following = re.compile(r"^(?:\t-> Unit |-> Job )", re.MULTILINE).search(dump, start + 1)
-    return dump[start : following.start() if following else len(dump)]
+    found = re.search(rf"^\t{ARROW} Unit {re.escape(unit)}:\n", dump, re.MULTILINE)
+    assert found, f"systemd did not load {unit}"
+    end = re.compile(rf"^\t{ARROW} Unit |^-> By jobs:", re.MULTILINE).search(dump, found.end())
+    return dump[found.start() : end.start() if end else len(dump)]
 
 
 def command(text: str, setting: str) -> list[str]:
     """Return the words of the only command of a setting, decoded from systemd's quoting."""
-    (line,) = re.findall(rf"^\t\t-> {setting}:\n\t\t\tCommand Line: (.*)$", text, re.MULTILINE)
+    (line,) = re.findall(rf"^\t\t{ARROW} {setting}:\n\t\t\tCommand Line: (.*)$", text, re.MULTILINE)
     return [unquote(word) for word in words(line)]
 
 
@@ -234,6 +239,22 @@ def test_systemd_accepts_every_line_and_reads_the_settings_that_matter(oracle: O
         "LimitMEMLOCK: 18446744073709551615",
     ):
         assert f"\t\t{line}\n" in text, line
+
+
+@needs_systemd
+def test_the_sandbox_does_not_erode(oracle: Oracle) -> None:
+    """The number is systemd's exposure score times ten; an unhardened engine has 96."""
+    engine = {"model": "org/m", "name": "n", "flag": "f", "items": ["i"], "env": []}
+    unit = oracle.units / "vllm-e0.service"
+    unit.write_text(render(configuration([engine]), HostFacts(has_swap=False))[unit.name])
+    result = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=40", unit],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout
 
 
 @needs_systemd
