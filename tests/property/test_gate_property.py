@@ -59,18 +59,16 @@ GOOD = {
     Ask.WARMUP_EMBEDDING: b'{"data": [{"embedding": []}]}',
     Ask.WARMUP_SCORE: b'{"data": [{"score": 1}]}',
 }
-# Mostly good answers: else hardly any round gets to its end.
+GOOD_REPLIES = {ask: Reply(ReplyKind.ANSWERED, 200, body) for ask, body in GOOD.items()}
 plausible = st.builds(Reply, st.just(ReplyKind.ANSWERED), st.just(200), bodies)
-rounds = st.fixed_dictionaries(
-    {
-        ask: st.just(Reply(ReplyKind.ANSWERED, 200, body)) | plausible | replies
-        for ask, body in GOOD.items()
-    }
+# At most two answers are bad: else hardly any round gets to its end.
+rounds = st.dictionaries(st.sampled_from(list(GOOD)), plausible | replies, max_size=2).map(
+    lambda bad: {**GOOD_REPLIES, **bad}
 )
 listeners = st.just(Listener.OURS) | st.sampled_from(Listener)
 
 
-@settings(max_examples=800)
+@settings(max_examples=300)
 @given(wants, rounds, listeners)
 def test_ready_only_with_the_whole_proof(want, answers, listener):
     """One round as the helper asks it; whenever it ends ready, each step is checked again here."""
