@@ -460,6 +460,10 @@ def test_a_refused_secret_says_what_to_write() -> None:
     assert 'write HF_TOKEN = "/path/to/file" in [credentials]' in error
 
 
+def test_a_simulated_engine_is_told_how_to_live() -> None:
+    accept(engine(MINIMAL + '[env]\nSPARKD_SIM_LIFE_FILE = "/etc/x.json"\n'))
+
+
 @pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "VLLM_MAX_TOKENS", "HF_TOKEN_PATH"])
 def test_names_that_only_resemble_secrets(name: str) -> None:
     accept(engine(MINIMAL + f'[env]\n{name} = "1"\n'))
