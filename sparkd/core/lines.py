@@ -2,9 +2,9 @@
 """From the bytes of one log message to framed lines: who said it, at which level, from which file.
 
 A verdict about an engine must not hang on text that a client of the engine can write. vLLM prefixes
-every physical line of its own records with `(Process pid=N) LEVEL MM-DD HH:MM:SS [file.py:LINE]`, and
-a prompt, a grammar or a parameter cannot forge that prefix: its newlines are escaped or prefixed in
-turn. So the prefix is parsed here, once, and signatures are anchored on it.
+every physical line of its own records with `(Process pid=N) LEVEL MM-DD HH:MM:SS [file.py:LINE]`,
+and a prompt, a grammar or a parameter cannot forge that prefix: its newlines are escaped or
+prefixed in turn. So the prefix is parsed here, once, and signatures are anchored on it.
 """
 
 import re
@@ -36,7 +36,7 @@ class Line(NamedTuple):
         source: who wrote it.
         process: vLLM's process name (`EngineCore`, `EngineCore_DP0`, `Worker_TP0`, `APIServer`,
             `MainProcess`), empty when the line is bare.
-        pid: the process's pid as vLLM prints it (inside a container: the container's), 0 if unknown.
+        pid: the process's pid as vLLM prints it (in a container: the container's), 0 if unknown.
         level: `DEBUG` to `CRITICAL`, empty when the line is not a record of vLLM's logger.
         file: base name of the source file, empty when the line is not a record of vLLM's logger.
         message: the text without wrappers, colours and prefix; at most `MESSAGE_CAP` characters,
@@ -67,9 +67,10 @@ _RECORD = re.compile(
     r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? "
     r"\[(?P<file>[\w./-]{1,200}\.py):\d+\] ?"
 )
-# A progress bar, or nanobind's last note, ends without a newline: the next record is glued behind it.
+# A progress bar, or nanobind's last note, ends without a newline: the next record is glued to it.
 _GLUE = re.compile(
-    r"(?:\]|it/s|s/it|\.html)(?=\(\w[\w -]{0,40}(?: rank=\d+)? pid=\d{1,10}\) [A-Z]{4,8} \d\d-\d\d )"
+    r"(?:\]|it/s|s/it|\.html)"
+    r"(?=\(\w[\w -]{0,40}(?: rank=\d+)? pid=\d{1,10}\) [A-Z]{4,8} \d\d-\d\d )"
     r"|\.html(?=Traceback \(most recent call last\):)"
 )
 _BAR = re.compile(r"\d%\||\d% Completed \||\.html")
@@ -83,12 +84,14 @@ _SHORT_TIME = (
 )
 # `journalctl -o short` in its flavours, and syslog files: time, host, identifier[pid]:
 _JOURNAL = re.compile(
-    rf"(?:{_SHORT_TIME}) (?P<host>[\w.-]{{1,255}}) (?P<ident>[^\s\[\]]{{1,64}}?)(?:\[\d{{1,10}}\])?: ?"
+    rf"(?:{_SHORT_TIME}) (?P<host>[\w.-]{{1,255}}) "
+    r"(?P<ident>[^\s\[\]]{1,64}?)(?:\[\d{1,10}\])?:(?: |$)"
 )
 _DMESG = re.compile(
-    r"(?:<\d{1,2}>)?\[(?: *\d{1,9}\.\d{6}|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})\] "
+    r"(?:<\d{1,2}>)?"
+    r"\[(?: *\d{1,9}\.\d{6}|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})\] "
 )
-# What containers and terminals put in front: CRI, RFC 3339, compose and pm2, kubectl, syslog level, ^C.
+# What containers and terminals put in front: CRI, RFC 3339, compose and pm2, kubectl, level, ^C.
 _WRAPPERS = tuple(
     re.compile(pattern)
     for pattern in (
@@ -144,8 +147,10 @@ def frame(raw: bytes | str, source: Source | None = None) -> list[Line]:
         source: who wrote it, when the reader knows (journal fields); otherwise taken from the
             wrapper of a text log, else the engine.
     """
-    text = raw if isinstance(raw, str) else bytes(raw[: SCAN_CAP * 4]).decode(
-        "utf-8", "backslashreplace"
+    text = (
+        raw
+        if isinstance(raw, str)
+        else bytes(raw[: SCAN_CAP * 4]).decode("utf-8", "backslashreplace")
     )
     text = text[:SCAN_CAP]
     if "\x1b" in text:
@@ -165,8 +170,9 @@ def _frame_physical(physical: str, source: Source | None, lines: list[Line]) -> 
     if who is not Source.ENGINE:
         lines.append(_bare(who, rest, physical))
         return
-    for segment in _segments(rest):
-        lines.append(_parse(segment, physical if segment is rest else segment))
+    lines.extend(
+        _parse(segment, physical if segment is rest else segment) for segment in _segments(rest)
+    )
 
 
 def _unwrap(text: str) -> tuple[Source, str]:
@@ -246,7 +252,7 @@ def _message(text: str) -> str:
 
 
 def process_kind(process: str) -> str:
-    """Return the role behind a process name: `EngineCore`, `Worker`, `APIServer`, `MainProcess` or ''."""
+    """Return `EngineCore`, `Worker` or `APIServer` for any process of that kind, else the name."""
     if process.startswith(("EngineCore", "StageEngineCore")):
         return "EngineCore"
     if process.startswith(("Worker", "VllmWorker")):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small pattern language of signatures: linear by construction, with a literal to look for first.
+"""The small pattern language of signatures: bounded by construction, with a literal to look for.
 
-Signatures are regular expressions of a restricted form, so that no line of any log can make matching
-slow (`Error.*Error.*Error.*x` needs minutes for a line of 9 kB): one atom after the other, at most one
-unbounded wildcard, no quantified group except an optional one, and a literal of `LITERAL_MIN`
+Signatures are regular expressions of a restricted form, so that no line of any log makes matching
+slow (`Error.*Error.*Error.*x` needs minutes for a line of 9 kB): one atom after the other, at most
+one unbounded wildcard, no quantified group except an optional one, and a literal of `LITERAL_MIN`
 characters that every match must contain. The literal is derived from the pattern, never written
 beside it, and is looked for with a plain substring search before the pattern is even compiled.
 """
@@ -22,7 +22,7 @@ _WIDE_ESCAPES = frozenset("DWS")
 
 
 class _Atom(NamedTuple):
-    """One piece of a pattern: `text` is its literal character, or empty; `wide` matches nearly all."""
+    """One piece of a pattern: `text` is its literal character or empty; `wide` takes nearly all."""
 
     text: str
     wide: bool
@@ -145,8 +145,10 @@ def _atom_at(pattern: str, position: int) -> tuple[str, bool, bool, int]:
         return "", pattern[position + 1] == "^", False, end
     if character == ".":
         return "", True, False, position + 1
-    return ("", False, True, position + 1) if character in "^$" else (
-        character, False, False, position + 1
+    return (
+        ("", False, True, position + 1)
+        if character in "^$"
+        else (character, False, False, position + 1)
     )
 
 

@@ -39,16 +39,17 @@ class Role(StrEnum):
     """What a matching line does to the verdict.
 
     FRAME declares a death and is never printed by a clean stop. WEAK declares one unless a stop
-    explains it. CAUSE says why, and only together with a frame or an exit. CRASH is a process's last
-    word (terminate, segfault): it refines the frames its class lists, and without any other word
-    after it stands for a death. KERNEL is a cause that the kernel attests: it stands by itself when
-    it concerns the engine. DETAIL is an exception line, for the reason only.
-    STOP: the server was told to stop. SOFT_STOP: one of its processes was. LATE_STOP: a stop that also
-    explains weak lines printed before it. INTERRUPT: a start that a signal ended. EXIT: systemd's
-    account of the exit. LIFE: a new process starts. READY: it serves. BOOT and MOVING are progress,
-    the latter ends a stall. STALL: no progress. WAITING: a stop that waits for its clients. DOWN: the
-    HTTP server has ended. UNHEALTHY: a health probe was answered 503. ECHO, REQUEST and NOISE never
-    count; ECHO is text of a client that quotes other signatures.
+    explains it. CAUSE says why, and only together with a frame or an exit. CRASH is a process's
+    last word (terminate, segfault): it refines the frames its class lists, and without any other
+    word after it stands for a death. KERNEL is a cause that the kernel attests: it stands by
+    itself when it concerns the engine. DETAIL is an exception line, for the reason only.
+    STOP: the server was told to stop. SOFT_STOP: one of its processes was. LATE_STOP: a stop that
+    also explains weak lines printed before it. INTERRUPT: a start that a signal ended. EXIT:
+    systemd's account of the exit. LIFE: a new process starts. READY: it serves. BOOT and MOVING
+    are progress, the latter ends a stall. IDLE: nothing to do. PROBE: an answered GET that no
+    engine is needed for. STALL: no progress. WAITING: a stop that waits for its clients. DOWN:
+    the HTTP server has ended. UNHEALTHY: a health probe was answered 503. ECHO, REQUEST and NOISE
+    never count; ECHO is text of a client that quotes other signatures, and is looked for first.
     """
 
     FRAME = "frame"
@@ -66,6 +67,8 @@ class Role(StrEnum):
     READY = "ready"
     BOOT = "boot"
     MOVING = "moving"
+    IDLE = "idle"
+    PROBE = "probe"
     STALL = "stall"
     WAITING = "waiting"
     DOWN = "down"
@@ -159,6 +162,14 @@ class Match(NamedTuple):
     groups: Mapping[str, str]
 
 
+def tier(signature: Signature) -> int:
+    """Order of precedence: a client's quotation, then everything, then mere exception lines.
+
+    Within a tier no two signatures may claim one line; a test holds the corpus to that.
+    """
+    return {Role.ECHO: 0, Role.DETAIL: 2}.get(signature.role, 1)
+
+
 class Catalogue:
     """All signatures, indexed so that a line is only compared with those that may match it."""
 
@@ -175,7 +186,7 @@ class Catalogue:
         return next(self.claims(line), None)
 
     def claims(self, line: Line) -> Iterator[Match]:
-        """Yield every signature that claims `line`, exception details last."""
+        """Yield every signature that claims `line`, in the order of `tier`."""
         message = line.message
         for signature in self._candidates(line):
             if signature.literal in message:
@@ -191,7 +202,7 @@ class Catalogue:
             bucket = tuple(
                 sorted(
                     (one for one in self.signatures if one.anchor.admits(line)),
-                    key=lambda one: one.role is Role.DETAIL,
+                    key=tier,
                 )
             )
             if len(self._buckets) < self._BUCKETS_CAP:
@@ -255,8 +266,12 @@ class _Reader:
         if not hint:
             self.problem(where, "hint is missing: one sentence that tells the operator what to do")
         self.classes[name] = Class(
-            name, Label(label), Answer(answer), hint,
-            self.names(table, "refines", where), self.text(table, "after-stall", where),
+            name,
+            Label(label),
+            Answer(answer),
+            hint,
+            self.names(table, "refines", where),
+            self.text(table, "after-stall", where),
         )
 
     def read_anchor(self, name: str, table: Mapping[str, object], where: str) -> None:
@@ -269,8 +284,11 @@ class _Reader:
             self.problem(where, "bare must be true or false")
             bare = False
         anchor = Anchor(
-            frozenset({source}), self.names(table, "process", where),
-            self.names(table, "level", where), self.names(table, "file", where), bare,
+            frozenset({source}),
+            self.names(table, "process", where),
+            self.names(table, "level", where),
+            self.names(table, "file", where),
+            bare,
         )
         if not bare and not (anchor.processes and anchor.levels):
             self.problem(where, "an anchor without bare lines needs process and level")
@@ -296,9 +314,17 @@ class _Reader:
         if not versions:
             self.problem(where, "versions is missing: first and last vLLM version that print it")
         self.signatures[name] = Signature(
-            name, cls.name, cls.label, Role(role), pattern, literal_of(pattern),
+            name,
+            cls.name,
+            cls.label,
+            Role(role),
+            pattern,
+            literal_of(pattern),
             anchor._replace(files=files) if files else anchor,
-            versions, cls.answer, cls.hint, reference,
+            versions,
+            cls.answer,
+            cls.hint,
+            reference,
         )
 
 
