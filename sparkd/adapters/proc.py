@@ -48,17 +48,17 @@ def memory() -> Memory:
 def cgroup_of(pid: int | str) -> str:
     """The control group that systemd put a process in ('/vllm.slice/vllm-a.service'), or ''.
 
-    On a hybrid host systemd's own hierarchy is the one named 'systemd'; with cgroup v2, '0::'.
+    systemd tracks processes in the cgroup v2 tree ('0::', alone or beside v1 controllers) or, on an
+    old layout, in the hierarchy named 'systemd'; the other one of the two then says '/'.
     """
     try:
         lines = (PROC / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return ""
     rows = [line.split(":", 2) for line in lines if line.count(":") >= 2]
-    for _, controllers, path in rows:
-        if controllers == "name=systemd":
-            return path
-    return next((path for number, _, path in rows if number == "0"), "")
+    unified = next((path for number, _, path in rows if number == "0"), "")
+    named = next((path for _, name, path in rows if name == "name=systemd"), "")
+    return unified if unified not in {"", "/"} else named or unified
 
 
 def process(pid: int) -> Process:

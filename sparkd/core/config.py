@@ -93,7 +93,7 @@ def _host(document: Document) -> HostConfig | None:
     if values["restart.delay"] >= values["restart.window"]:
         document.refuse(("restart", "delay"), "must be shorter than restart.window")
     return HostConfig(
-        reserve_bytes=values["host.reserve"],
+        reserve=values["host.reserve"],
         compile=CompileCaps(
             values["compile.max_jobs"],
             values["compile.nvcc_threads"],
@@ -363,6 +363,7 @@ def _check_memory(drafts: Sequence[_Draft], host: HostConfig, memory_total: int)
     Engines with `autostart = false` are started instead of others, so each of them must fit alone.
     A file with other errors is left out: a misspelled share would count as the default one.
     """
+    reserve = host.reserve.of(memory_total)
     known = [draft for draft in drafts if draft.config is not None]
     known.sort(key=lambda draft: (draft.values.get("order", 0), draft.name))
     together = [draft for draft in known if draft.values.get("autostart") is not False]
@@ -370,7 +371,7 @@ def _check_memory(drafts: Sequence[_Draft], host: HostConfig, memory_total: int)
     for group in [together, *alone]:
         shares = [(draft, draft.memory_utilization or 0.0) for draft in group]
         claimed = sum(int(share * memory_total) for _, share in shares)
-        excess = claimed + host.reserve_bytes - memory_total
+        excess = claimed + reserve - memory_total
         if group and excess > 0:
             terms = " + ".join(f"{share:g} ({draft.label})" for draft, share in shares)
             implied = any(
@@ -379,7 +380,7 @@ def _check_memory(drafts: Sequence[_Draft], host: HostConfig, memory_total: int)
             group[-1].document.refuse(
                 ("serve", "gpu-memory-utilization"),
                 f"over-commits memory: {terms} of {format_size(memory_total)} and host.reserve"
-                f" {format_size(host.reserve_bytes)} are {format_size(excess)} too much",
+                f" {format_size(reserve)} are {format_size(excess)} too much",
                 hint="an engine without the flag counts with vLLM's default,"
                 f" {serve.DEFAULT_MEMORY_UTILIZATION}"
                 if implied

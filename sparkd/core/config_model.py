@@ -59,7 +59,7 @@ class ListenAddress:
 class HostConfig:
     """sparkd.toml."""
 
-    reserve_bytes: int
+    reserve: MemoryLimit
     compile: CompileCaps
     memory_high: MemoryLimit | None
     memory_max: MemoryLimit

@@ -14,7 +14,7 @@ _DURATION_PART = re.compile(r"([0-9]+)(min|s|m|h|d)")
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """A cgroup limit: exactly one of `bytes` and `percent` (1 to 100, of physical memory)."""
+    """A share of memory: exactly one of `bytes` and `percent` (1 to 100, of physical memory)."""
 
     bytes: int | None = None
     percent: int | None = None
@@ -22,6 +22,10 @@ class MemoryLimit:
     def __str__(self) -> str:
         """Return the limit as systemd reads it."""
         return f"{self.percent}%" if self.percent is not None else str(self.bytes)
+
+    def of(self, memory_total: int) -> int:
+        """Return the bytes that the limit means on a host with so many bytes of memory."""
+        return self.bytes or memory_total * (self.percent or 0) // 100
 
 
 def parse_size(text: str) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sparkd.core.config_model import HangMode, ListenAddress, Warmup
-from sparkd.core.quantities import parse_duration, parse_limit, parse_size
+from sparkd.core.quantities import parse_duration, parse_limit
 from sparkd.core.text import has_control_character, is_plain_path
 
 HOST: Final = "sparkd.toml"
@@ -79,10 +79,6 @@ def _integer(low: int, high: int) -> Parser:
         return value
 
     return parse
-
-
-def _size(value: object) -> int:
-    return parse_size(_string(value))
 
 
 def _limit(value: object) -> object:
@@ -167,9 +163,8 @@ _PATH_RULE = (
 _LIMIT_RULE = 'must be a size such as "112G" or a percentage such as "92%"'
 
 SETTINGS: Sequence[Setting] = (
-    Setting(HOST, "host", "reserve", "size", '"20G"',
-            'must be a size such as "20G" (K, M, G, T: powers of 1024)',
-            "Memory that is never planned for engines.", _size),
+    Setting(HOST, "host", "reserve", "size or percentage", '"16%"', _LIMIT_RULE,
+            "Memory that is never planned for engines; 16 % of a DGX Spark is about 20G.", _limit),
     Setting(HOST, "compile", "max_jobs", "integer", "4",
             "must be an integer from 1 to 64",
             "Compilers that one start may run at a time (`MAX_JOBS`). FlashInfer's take 3 to 8 GiB"

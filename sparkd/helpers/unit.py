@@ -4,6 +4,7 @@
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 from sparkd.adapters import systemctl
@@ -19,17 +20,21 @@ def say(text: str) -> None:
     print(text, flush=True)  # noqa: T201  (stdout is the journal here)
 
 
-def end_well_when_stopped(unit: str) -> None:
+def end_well_when_stopped(unit: str, on_stop: Callable[[], None] | None = None) -> None:
     """On SIGTERM end with 0 only when systemd is stopping the unit, else with 1.
 
     A helper that dies of `systemctl stop`'s TERM leaves the unit failed; one that always exits 0
     lets a stray TERM (`systemctl kill` reaches helpers too) pass for success (measured).
+    `on_stop` is called first when it is a stop.
     """
 
     def on_term(_signal: int, _frame: FrameType | None) -> None:
         seen = systemctl.show([unit], ["SubState"]) if unit else None
         state = seen[0].get("SubState", "") if seen else ""
-        os._exit(0 if state.startswith(("stop", "final")) else 1)
+        stopping = state.startswith(("stop", "final"))
+        if stopping and on_stop is not None:
+            on_stop()
+        os._exit(0 if stopping else 1)
 
     signal.signal(signal.SIGTERM, on_term)
 

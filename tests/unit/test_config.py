@@ -79,7 +79,7 @@ def refuse(*sources: Source, memory_total: int | None = None) -> list[str]:
 
 def test_the_documented_example() -> None:
     config = accept(host(HOST), engine(NEMOTRON, "nemotron"), memory_total=SPARK)
-    assert config.host.reserve_bytes == 20 * GIB
+    assert config.host.reserve == MemoryLimit(bytes=20 * GIB)
     assert config.host.memory_high == MemoryLimit(bytes=105 * GIB)
     assert config.host.restart.window_seconds == 3600
     (nemotron,) = config.engines
@@ -99,7 +99,7 @@ def test_the_documented_example() -> None:
 
 def test_defaults() -> None:
     config = accept(engine(MINIMAL))
-    assert config.host.reserve_bytes == 20 * GIB
+    assert config.host.reserve == MemoryLimit(percent=16)
     assert config.host.memory_max == MemoryLimit(percent=92)
     assert config.host.memory_high is None
     assert config.host.metrics == ListenAddress("127.0.0.1", 9837)
@@ -366,7 +366,7 @@ def test_memory_that_does_not_fit_shows_the_arithmetic() -> None:
     (error,) = refuse(*sources, memory_total=SPARK)
     assert error == (
         "/etc/sparkd/engines.d/b.toml:5: serve.gpu-memory-utilization: over-commits memory:"
-        " 0.25 (a) + 0.6 (b) of 121.6 GiB and host.reserve 20.0 GiB are 1.8 GiB too much"
+        " 0.25 (a) + 0.6 (b) of 121.6 GiB and host.reserve 19.5 GiB are 1.2 GiB too much"
     ).replace(":5:", ":6:")
     accept(*sources, memory_total=None)
     accept(*sources, host('[host]\nreserve = "18G"\n'), memory_total=SPARK)
