@@ -7,11 +7,13 @@ and not a lost daemon. `After=` alone cannot do this: it orders only jobs that a
 same moment, and a failed start lets the next one go while the first retries (measured).
 """
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 STARTING = frozenset({"start-pre", "start", "start-post", "condition"})
 """systemd's SubState values between the start of ExecStartPre= and the end of ExecStartPost=."""
+_UNIT_NAME = re.compile(r"[A-Za-z0-9:_.@-]+\.(?:service|scope)\Z")
 
 
 class Claim(NamedTuple):
@@ -106,6 +108,9 @@ def claim_text(claim: Claim) -> str:
 
 
 def parse_claim(text: str) -> Claim | None:
-    """The claim from its file; None for a torn or foreign one."""
+    """The claim from its file; None for a torn or foreign one.
+
+    systemd refuses to speak about what is no unit name; such a claim would count for ever.
+    """
     words = text.split()
-    return Claim(words[0], words[1]) if len(words) == 2 else None
+    return Claim(*words) if len(words) == 2 and _UNIT_NAME.match(words[0]) else None

@@ -113,6 +113,8 @@ def test_claim_text_round_trip():
     assert slot.parse_claim(slot.claim_text(claim)) == claim
 
 
-@pytest.mark.parametrize("text", ["", "\n", "vllm-a.service", "a b c", "\x00"])
+@pytest.mark.parametrize(
+    "text", ["", "\n", "vllm-a.service", "a b c", "\x00", '{"unit": 7}', "../x y", "* y"]
+)
 def test_a_torn_claim_is_none(text):
     assert slot.parse_claim(text) is None
