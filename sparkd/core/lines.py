@@ -82,10 +82,11 @@ _SHORT_TIME = (
     r"|\[ *\d{1,9}\.\d{6}\]"
     r"|\d{9,11}\.\d{6}"
 )
-# `journalctl -o short` in its flavours, and syslog files: time, host, identifier[pid]:
+# `journalctl -o short` in its flavours, and syslog files: time, host, identifier[pid]: (only the
+# kernel has no pid; without one, "vllm serve: error:" behind a time would pass for host and name).
 _JOURNAL = re.compile(
     rf"(?:{_SHORT_TIME}) (?P<host>[\w.-]{{1,255}}) "
-    r"(?P<ident>[^\s\[\]]{1,64}?)(?:\[\d{1,10}\])?:(?: |$)"
+    r"(?:(?P<ident>[^\s\[\]]{1,64})\[\d{1,10}\]|kernel):(?: |$)"
 )
 _DMESG = re.compile(
     r"(?:<\d{1,2}>)?"
@@ -183,7 +184,7 @@ def _unwrap(text: str) -> tuple[Source, str]:
             break
         journal = _JOURNAL.match(text)
         if journal:
-            source = _SYSTEM_IDENTIFIERS.get(journal["ident"], Source.ENGINE)
+            source = _SYSTEM_IDENTIFIERS.get(journal["ident"] or "kernel", Source.ENGINE)
             text = text[journal.end() :]
             if source is not Source.ENGINE:
                 return source, _DMESG.sub("", text, count=1)

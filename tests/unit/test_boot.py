@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E501  log lines keep their length
 """A start's progress and facts, in the wordings of old and new vLLM."""
 
 from pathlib import Path
@@ -47,9 +48,7 @@ NEW = [
 def run(script):
     boot, seen = BootProgress(), []
     for at, text in script:
-        for line in frame(text):
-            if boot.feed(line, at):
-                seen.append(boot.status)
+        seen += [boot.status for line in frame(text) if boot.feed(line, at)]
     return boot, seen
 
 

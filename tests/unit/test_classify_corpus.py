@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every capture of the corpus comes out with its label, and with its class where text can tell it."""
+"""Every capture of the corpus comes out with its label, and with its class where text tells it."""
 
 import csv
 from pathlib import Path
@@ -12,8 +12,8 @@ from sparkd.cli.classify import classify_file
 CAPTURES = Path(__file__).parent.parent / "corpus" / "captures"
 CATALOGUE = load_catalogue()
 
-# The index names a class by what was done to the engine. Where the log tells something else or more,
-# this is what a reader of the log alone must say.
+# The index names a class by what was done to the engine. Where the log tells something else or
+# more, this is what a reader of the log alone must say.
 TOLD = {
     # Nothing in the text sets the abort apart from a kill: the API server saw EngineCore vanish.
     "local-enginecore-sigabrt-idle.txt": "engine-core-killed",

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E501  log lines keep their length
 """The order of the rules: what cancels what, who asked, whose kernel line it is, what an exit adds."""
 
 import pytest
@@ -15,12 +16,16 @@ BOOT = """\
 (APIServer pid=10) INFO 11-29 15:00:32 [api_utils.py:286] non-default args: {'model': './tiny'}
 (EngineCore pid=20) INFO 11-29 15:00:39 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: x"""
 READY = "INFO:     Application startup complete."
-FATAL = "(EngineCore pid=20) ERROR 11-29 15:16:49 [core.py:1512] EngineCore encountered a fatal error."
+FATAL = (
+    "(EngineCore pid=20) ERROR 11-29 15:16:49 [core.py:1512] EngineCore encountered a fatal error."
+)
 WEAK = "(APIServer pid=10) ERROR 11-29 15:14:06 [async_llm.py:906] AsyncLLM output_handler failed."
 KILLED = "(APIServer pid=10) WARNING 11-29 15:14:06 [core_client.py:817] [shutdown] MPClient: engine core exited unexpectedly; starting cleanup"
 STOP = "(APIServer pid=10) INFO 11-29 15:42:16 [launcher.py:254] [shutdown] API server: shutdown triggered"
 OLD_DIED = "(APIServer pid=10) ERROR 01-12 08:11:09 [core_client.py:564] Engine core proc EngineCore_DP0 died unexpectedly, shutting down client."
-OLD_STOP = "(APIServer pid=10) INFO 01-12 08:11:09 [launcher.py:110] Shutting down FastAPI HTTP server."
+OLD_STOP = (
+    "(APIServer pid=10) INFO 01-12 08:11:09 [launcher.py:110] Shutting down FastAPI HTTP server."
+)
 CORE_TERM = "(EngineCore pid=20) INFO 11-29 15:20:40 [core.py:1454] [shutdown] EngineCore: trigger received signal=SIGTERM"
 INIT_FAILED = "(EngineCore pid=20) ERROR 11-29 15:20:40 [core.py:1510] EngineCore failed to start."
 INTERRUPTED = "KeyboardInterrupt: terminated"
@@ -204,7 +209,10 @@ def test_driver_lines(line, label, cls, answer):
 
 
 def test_hardware_xid_outranks_what_the_engine_saw():
-    xid = K + "NVRM: Xid (PCI:000f:01:00): 79, pid=20, name=VLLM::EngineCor, GPU has fallen off the bus."
+    xid = (
+        K
+        + "NVRM: Xid (PCI:000f:01:00): 79, pid=20, name=VLLM::EngineCor, GPU has fallen off the bus."
+    )
     for texts in ([READY, xid, FATAL, IMA], [READY, FATAL, IMA, xid]):
         assert told(*texts) == ("fatal-runtime", "xid-hardware")
 

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E501  log lines keep their length
 """Framing: wrappers off, prefix parsed, glued records cut, and no way to forge a prefix."""
 
 import pytest
@@ -14,8 +15,17 @@ from sparkd.core.lines import (
     process_kind,
 )
 
-RECORD = "(EngineCore pid=42) ERROR 11-29 15:00:00 [core.py:1512] EngineCore encountered a fatal error."
-PARSED = (Source.ENGINE, "EngineCore", 42, "ERROR", "core.py", "EngineCore encountered a fatal error.")
+RECORD = (
+    "(EngineCore pid=42) ERROR 11-29 15:00:00 [core.py:1512] EngineCore encountered a fatal error."
+)
+PARSED = (
+    Source.ENGINE,
+    "EngineCore",
+    42,
+    "ERROR",
+    "core.py",
+    "EngineCore encountered a fatal error.",
+)
 
 
 def only(raw: bytes | str) -> Line:

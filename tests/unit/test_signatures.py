@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E501  log lines keep their length
 """The gates of the signature catalogue: each rule has a sample, claims only its own, and is bounded."""
 
 import re
@@ -223,7 +224,10 @@ def test_problems_are_listed_all_at_once():
     tables = {
         "a.toml": {
             "class": {"x": {"label": "odd", "answer": "retry", "hint": "", "colour": "red"}},
-            "anchor": {"core": {"process": ["EngineCore"]}, "bad": {"source": "mars", "bare": True}},
+            "anchor": {
+                "core": {"process": ["EngineCore"]},
+                "bad": {"source": "mars", "bare": True},
+            },
             "signature": {
                 "One": {},
                 "two": {"class": "nope", "anchor": "core", "role": "frame", "pattern": ".*"},

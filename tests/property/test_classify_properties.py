@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E501  log lines keep their length
+"""Whatever the bytes and whatever carries them: framing and verdicts hold."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkd.adapters.catalogue import load_catalogue
+from sparkd.core.classify import Classifier
+from sparkd.core.lines import MESSAGE_CAP, RAW_CAP, TRUNCATED, frame
+from sparkd.core.logformats import read_lines
+
+CAPTURES = sorted((Path(__file__).parent.parent / "corpus" / "captures").glob("local-*.txt"))
+CATALOGUE = load_catalogue()
+
+FRAGMENTS = [
+    b"(EngineCore pid=42) ERROR 11-29 15:00:00 [core.py:1512] ", b"EngineCore encountered a fatal error.",
+    b"\x1b[36m", b"\x1b]0;", b"\r", b"\n", b"50%|##| 1/2 [00:00<?, ?it/s]", b"vllm-1  | ",
+    b"Nov 29 15:14:06 spark kernel: ", b"Nov 29 15:14:06 spark systemd[1]: ", b"__CURSOR=x\n", b"MESSAGE\n",
+    b"\x05\x00\x00\x00\x00\x00\x00\x00", b"{", b'{"MESSAGE": [1, 2]}', b"data: {", b"    MESSAGE=",
+    b"oom-kill:constraint=A,task_memcg=/vllm,task=VLLM::EngineCor,pid=42,", b"\xff\xfe", b"\x00",
+    b'INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 503', b"Stopping x", b"CUDA error: ", b" " * 300,
+]  # fmt: skip
+HOSTILE = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.binary(max_size=40)), max_size=30).map(
+    b"".join
+)
+
+
+def chunks(data: bytes) -> list[bytes]:
+    return data.splitlines(keepends=True) if b"\n" in data else [data]
+
+
+def judge(pairs):
+    classifier = Classifier(CATALOGUE)
+    for number, line in pairs:
+        classifier.feed(line, number)
+    verdict = classifier.verdict()
+    return verdict.label, verdict.cls, verdict.signature
+
+
+@given(HOSTILE)
+def test_framing_never_raises_and_is_bounded(data):
+    lines = frame(data)
+    assert lines
+    for line in lines:
+        assert len(line.message) <= MESSAGE_CAP + len(TRUNCATED)
+        assert len(line.raw) <= RAW_CAP + len(TRUNCATED)
+        assert line.raw.isprintable()
+        assert line.message.isprintable()
+
+
+@given(st.text(max_size=300))
+def test_framing_never_raises_on_text(text):
+    assert frame(text)
+
+
+@given(HOSTILE)
+def test_framing_what_was_framed_changes_nothing(data):
+    for line in frame(data):
+        again = frame(line.raw)
+        assert len(again) == 1
+        if not line.raw.endswith(TRUNCATED) and line.level:
+            assert again[0][1:6] == line[1:6]
+
+
+@settings(max_examples=200)
+@given(HOSTILE)
+def test_classifying_never_raises(data):
+    classifier = Classifier(CATALOGUE)
+    for number, line in read_lines(chunks(data)):
+        classifier.feed(line, number)
+    for requested in (None, True, False):
+        assert classifier.verdict(requested=requested).reason.endswith(".")
+
+
+@settings(max_examples=100)
+@given(HOSTILE)
+def test_a_verdict_is_only_read_off(data):
+    classifier = Classifier(CATALOGUE)
+    for line in frame(data):
+        classifier.feed(line)
+    assert classifier.verdict() == classifier.verdict()
+
+
+def short(line: bytes) -> bytes:
+    return b"Nov 29 15:14:06 spark vllm[4711]: " + line
+
+
+def iso(line: bytes) -> bytes:
+    return b"2026-11-29T15:14:06+0000 spark vllm[4711]: " + line
+
+
+def docker(line: bytes) -> bytes:
+    return b"2026-11-29T15:14:06.123456789Z " + line
+
+
+def compose(line: bytes) -> bytes:
+    return b"vllm-1  | " + line
+
+
+def cri(line: bytes) -> bytes:
+    return b"2026-11-29T15:14:06.123456789+00:00 stdout F " + line
+
+
+def docker_file(line: bytes) -> bytes:
+    return json.dumps({"log": line.decode() + "\n", "stream": "stdout", "time": "t"}).encode()
+
+
+def journal_json(line: bytes) -> bytes:
+    fields = {"__CURSOR": "x", "_TRANSPORT": "stdout", "MESSAGE": line.decode()}
+    return json.dumps(fields).encode()
+
+
+def journal_json_bytes(line: bytes) -> bytes:
+    return json.dumps({"_TRANSPORT": "stdout", "MESSAGE": list(line)}).encode()
+
+
+def journal_export(line: bytes) -> bytes:
+    return b"__CURSOR=x\n_TRANSPORT=stdout\nMESSAGE=" + line + b"\n"
+
+
+def journal_export_binary(line: bytes) -> bytes:
+    size = len(line).to_bytes(8, "little")
+    return b"__CURSOR=x\n_TRANSPORT=stdout\nMESSAGE\n" + size + line + b"\n"
+
+
+def crlf(line: bytes) -> bytes:
+    return line + b"\r"
+
+
+def coloured(line: bytes) -> bytes:
+    head, mark, tail = line.partition(b") ")
+    return b"\x1b[1;36m" + head + mark[:1] + b"\x1b[0;0m" + mark[1:] + tail if mark else line
+
+
+WRAPPERS = [
+    short, iso, docker, compose, cri, docker_file, journal_json, journal_json_bytes, journal_export,
+    journal_export_binary, crlf, coloured,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda wrapper: wrapper.__name__)
+@pytest.mark.parametrize("path", CAPTURES, ids=lambda path: path.name)
+def test_the_verdict_does_not_depend_on_the_carrier(path, wrapper):
+    lines = path.read_bytes().rstrip(b"\n").split(b"\n")
+    plain = judge(read_lines([line + b"\n" for line in lines]))
+    wrapped = b"".join(wrapper(line) + b"\n" for line in lines)
+    assert judge(read_lines(chunks(wrapped))) == plain
+    assert plain[0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(CAPTURES), st.lists(st.sampled_from(WRAPPERS), min_size=1, max_size=4))
+def test_a_log_may_change_its_carrier(path, wrappers):
+    lines = path.read_bytes().rstrip(b"\n").split(b"\n")
+    mixed = b"".join(wrappers[i % len(wrappers)](line) + b"\n" for i, line in enumerate(lines))
+    plain = judge(read_lines([line + b"\n" for line in lines]))
+    assert judge(read_lines(chunks(mixed))) == plain
+
+
+@given(st.sampled_from(CAPTURES), HOSTILE)
+@settings(max_examples=100, deadline=None)
+def test_a_clients_text_changes_no_label(path, text):
+    """Whatever a client writes, escaped in a record of the API server, leaves the label alone."""
+    lines = path.read_bytes().rstrip(b"\n").split(b"\n")
+    said = (
+        b"(APIServer pid=1) INFO 11-29 15:41:20 [request_logger.py:65] Received request: prompt: %r"
+    )
+    before = judge(read_lines([line + b"\n" for line in lines]))
+    lines.insert(len(lines) // 2, said % text)
+    assert judge(read_lines([line + b"\n" for line in lines]))[0] == before[0]
+
+
+@pytest.mark.parametrize("signature", CATALOGUE.signatures, ids=lambda signature: signature.id)
+def test_hostile_lines_match_in_bounded_time(signature):
+    """A blow-up would not end within the test run's own time limit."""
+    regex = CATALOGUE._regex(signature)
+    literal = signature.literal
+    for filler in ("", " ", "a", "0", "(", ".", "'", "] ", "Error: "):
+        unit = literal + filler
+        regex.search((unit * (MESSAGE_CAP // len(unit) + 1))[:MESSAGE_CAP])
+        regex.search((filler * MESSAGE_CAP)[: MESSAGE_CAP - len(literal)] + literal)
