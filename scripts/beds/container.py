@@ -220,6 +220,7 @@ class Container:
         Raises:
             BedError: it failed or took too long; with all it printed.
         """
+        __tracebackhide__ = True  # pytest: the caller's line is what matters
         argv = self._argv(command, user, env)
         process = subprocess.Popen(
             argv,
@@ -321,6 +322,7 @@ class Container:
         Raises:
             BedError: it never was; with the end of the guest's journal.
         """
+        __tracebackhide__ = True
         deadline = time.monotonic() + limit
         while True:
             answer = predicate()
