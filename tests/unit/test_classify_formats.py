@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: E501  log lines keep their length
+
 """The carriers of a log: structured journals, Docker's files, and their traps."""
 
 import json

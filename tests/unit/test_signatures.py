@@ -264,5 +264,5 @@ def test_shipped_files_pass_every_check():
 def test_references_between_classes_are_checked():
     tables = {"a.toml": {"class": {"x": {"label": "hang", "answer": "retry", "hint": "Do it.",
                                          "refines": ["y"], "after-stall": "z"}}}}  # fmt: skip
-    with pytest.raises(CatalogueError, match=re.compile("'y'.*'z'", re.S)):
+    with pytest.raises(CatalogueError, match=re.compile("'y'.*'z'", re.DOTALL)):
         parse_catalogue(tables)
