@@ -15,6 +15,7 @@ from systemd._journal import sendv
 from systemd._reader import _Reader
 
 from sparkd.core import events
+from sparkd.core.lines import Source
 
 OWN_HELPERS = frozenset({b"await-slot", b"await-ready", b"post-mortem", b"with-credentials"})
 """SYSLOG_IDENTIFIER of what the helpers print inside the unit; no engine output."""
@@ -36,8 +37,8 @@ class Entry(NamedTuple):
     message: bytes
     realtime: float
     """Seconds since the epoch."""
-    pid: int
-    """The process that wrote it; 0 for the kernel."""
+    source: Source
+    """Who wrote it, as journald knows it and not as the text claims."""
 
 
 def send(
@@ -97,7 +98,7 @@ def kernel_lines(since: float) -> Iterator[Entry]:
     """The kernel's lines of this boot since a wall-clock time."""
     with _Reader() as reader:
         reader.add_match("_TRANSPORT=kernel")
-        reader.seek_realtime(since)
+        reader.seek_realtime(int(since * 1e6))
         while reader._next():
             yield _entry(reader)
 
@@ -171,12 +172,11 @@ class EventReader:
 
 
 def _entry(reader: _Reader) -> Entry:
-    pid = _field(reader, "_PID")
-    return Entry(
-        _field(reader, "MESSAGE"),
-        reader._get_realtime() / 1e6,
-        int(pid) if pid.isdigit() else 0,
-    )
+    if _field(reader, "_TRANSPORT") == b"kernel":
+        source = Source.KERNEL
+    else:
+        source = Source.SYSTEMD if _field(reader, "_PID") == b"1" else Source.ENGINE
+    return Entry(_field(reader, "MESSAGE"), reader._get_realtime() / 1e6, source)
 
 
 def _field(reader: _Reader, name: str) -> bytes:

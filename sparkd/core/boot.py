@@ -71,6 +71,12 @@ class Facts(NamedTuple):
     compile_seconds: float | None
     engine_init_seconds: float | None
 
+    def to_json(self) -> dict[str, object]:
+        """The facts as plain JSON values; what was not seen is null."""
+        said = {name: None if value == "" else value for name, value in self._asdict().items()}
+        said["phases"] = {str(phase): round(seconds, 1) for phase, seconds in self.phases}
+        return said
+
 
 class _Rule(NamedTuple):
     """`literal` must be in the message before `pattern` is tried; each group names a fact."""

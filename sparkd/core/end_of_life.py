@@ -23,6 +23,10 @@ class UnitAtEnd(NamedTuple):
     """ActiveExitTimestampMonotonic: when this unit last left active; 0 for never."""
     inactive_exit: int
     """InactiveExitTimestampMonotonic: when this invocation began."""
+    main_pid: int = 0
+    """ExecMainPID; 0 when no main process was ever started."""
+    cgroup: str = ""
+    """ControlGroup, without which a kernel line cannot be told from one about a neighbour."""
 
 
 class Finding(NamedTuple):

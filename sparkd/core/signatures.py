@@ -34,6 +34,11 @@ class Answer(StrEnum):
     HOLD_NEEDS_A_HUMAN = "hold-needs-a-human"
     NONE = "none"
 
+    @property
+    def holds(self) -> bool:
+        """Whether another start would be in vain until something changes."""
+        return self in {Answer.HOLD_WILL_FAIL_AGAIN, Answer.HOLD_NEEDS_A_HUMAN}
+
 
 class Role(StrEnum):
     """What a matching line does to the verdict.

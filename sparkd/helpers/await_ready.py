@@ -127,7 +127,7 @@ class Gate:
         )
         invocation = own_unit.invocation_id() if options.unit else ""
         self._log = journal.InvocationLog(invocation) if invocation else None
-        self._classifier = Classifier(load_catalogue())
+        self._classifier = Classifier(load_catalogue(), unit=options.unit)
         self._fatal_since: float | None = None
         self._fatal: Result | None = None
         self._status = ("", 0.0)
@@ -208,7 +208,7 @@ class Gate:
         if self._log is None:
             return False
         for entry in self._log.read(until=time.monotonic() + READ_S):
-            for line in frame(entry.message):
+            for line in frame(entry.message, entry.source):
                 self.progress.feed(line, entry.realtime)
                 self._classifier.feed(line)
         verdict = self._classifier.verdict()

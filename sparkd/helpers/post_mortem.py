@@ -7,10 +7,12 @@ OnFailure= does not fire for an exit status of 0 (measured).
 """
 
 import argparse
+import heapq
 import json
 import os
 import time
 import traceback
+from collections.abc import Iterator
 
 from sparkd.adapters import clock, journal, notify, systemctl
 from sparkd.adapters.catalogue import load_catalogue
@@ -25,6 +27,8 @@ LINES_MAX = 300_000
 """Read back at most so many lines of the invocation, the newest."""
 READ_S = 5.0
 """And for at most so long: the restart waits meanwhile."""
+KERNEL_S = 3600.0
+"""A kernel line that explains a death is not older than this."""
 
 PROPERTIES = (
     "ExecMainExitTimestampMonotonic",
@@ -73,16 +77,16 @@ def _post_mortem(options: argparse.Namespace) -> None:
         os.environ.get("EXIT_CODE", ""),
         os.environ.get("EXIT_STATUS", ""),
     )
-    unit, main_pid = _unit_at_end(options.unit)
+    unit = _unit_at_end(options.unit)
     requested = end_of_life.was_requested(unit)
-    verdict = _read_log(invocation, unit, main_pid, exit_state, requested=requested)
+    verdict = _read_log(options.unit, unit, exit_state, requested=requested)
     record = _judge(options, files, exit_state, unit, verdict, finding, requested=requested)
     if record.action == "hold":
         systemctl.stop_no_block(options.unit)
     _tell(record)
 
 
-def _unit_at_end(unit: str) -> tuple[UnitAtEnd, int]:
+def _unit_at_end(unit: str) -> UnitAtEnd:
     seen = systemctl.show([unit], PROPERTIES)
     job = systemctl.job_type(unit)
     row = seen[0] if seen else {}
@@ -91,29 +95,46 @@ def _unit_at_end(unit: str) -> tuple[UnitAtEnd, int]:
         text = row.get(name, "")
         return int(text) if text.isdigit() else 0
 
-    at_end = UnitAtEnd(
+    return UnitAtEnd(
         job=job or "",
         main_exit=number("ExecMainExitTimestampMonotonic"),
         active_enter=number("ActiveEnterTimestampMonotonic"),
         active_exit=number("ActiveExitTimestampMonotonic"),
         inactive_exit=number("InactiveExitTimestampMonotonic"),
+        main_pid=number("ExecMainPID"),
+        cgroup=row.get("ControlGroup", ""),
     )
-    return at_end, number("ExecMainPID")
 
 
-def _read_log(
-    invocation: str, unit: UnitAtEnd, main_pid: int, exit_state: ExitState, *, requested: bool
-) -> Verdict:
-    journal.sync()
-    classifier = Classifier(load_catalogue())
-    until = time.monotonic() + READ_S
-    if invocation:
-        log = journal.InvocationLog(invocation)
-        log.skip_to_last(LINES_MAX)
-        for entry in log.read(until=until):
-            for line in frame(entry.message):
+def _read_log(name: str, unit: UnitAtEnd, exit_state: ExitState, *, requested: bool) -> Verdict:
+    """Classify what the invocation and the kernel logged, in the order of time."""
+    pids = frozenset({unit.main_pid} - {0})
+    classifier = Classifier(load_catalogue(), pids=pids, cgroup=unit.cgroup, unit=name)
+    try:
+        for entry in _entries(unit):
+            for line in frame(entry.message, entry.source):
                 classifier.feed(line)
+    except Exception:  # noqa: BLE001  (the end counts towards the limit, whatever can be read of it)
+        own_unit.fail(f"cannot read the journal to its end:\n{traceback.format_exc()}")
     return classifier.verdict(exit_state=exit_state, requested=requested)
+
+
+def _entries(unit: UnitAtEnd) -> Iterator[journal.Entry]:
+    journal.sync()
+    invocation = own_unit.invocation_id()
+    if not invocation:
+        return iter(())
+    log = journal.InvocationLog(invocation)
+    log.skip_to_last(LINES_MAX)
+    engine = log.read(until=time.monotonic() + READ_S)
+    since = max(_wall_time(unit.inactive_exit), time.time() - KERNEL_S)
+    kernel = journal.kernel_lines(since)
+    return heapq.merge(engine, kernel, key=lambda entry: entry.realtime)
+
+
+def _wall_time(monotonic_us: int) -> float:
+    """The wall-clock time of a moment on CLOCK_MONOTONIC, as the wall clock stands now."""
+    return time.time() - (time.monotonic() - monotonic_us / 1e6)
 
 
 def _judge(
