@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
         0 ready; 1 dead or too late; 78 when another start would fail in the same way.
     """
     options = parser().parse_args(argv)
-    own_unit.end_well_when_stopped(options.unit, lambda: _insist(options.pid))
+    own_unit.end_well_when_stopped(options.unit, lambda: _insist(options.unit, options.pid))
     deadline = time.monotonic() + options.budget
     try:
         pidfd = os.pidfd_open(int(options.pid))
@@ -84,21 +84,22 @@ def main(argv: list[str] | None = None) -> int:
         # ${MAINPID} is empty when the main process died before this command was started.
         return _finish(options, GONE, BootProgress(), 0.0)
     with os.fdopen(pidfd, "rb", buffering=0):
-        if options.unit and not _is_main_process(options.unit, options.pid):
+        if options.unit and _is_main_process(options.unit, options.pid) is False:
             return _finish(options, GONE, BootProgress(), 0.0)
         began = _started_at(int(options.pid))
         wait = Gate(options, pidfd, deadline)
         return _finish(options, wait.run(), wait.progress, began)
 
 
-def _is_main_process(unit: str, pid: str) -> bool:
-    """Whether the process is still the unit's main process; so then is what the pidfd refers to.
+def _is_main_process(unit: str, pid: str) -> bool | None:
+    """Whether the process is still the unit's main process; so then is what a pidfd refers to.
 
     It could have died, and its number been given to a stranger, before the pidfd was opened. While
-    systemd names it, systemd has not reaped it, and until then nobody else gets the number.
+    systemd names it, systemd has not reaped it, and until then nobody else gets the number. None
+    when systemd cannot be seen.
     """
     seen = systemctl.show([unit], ["MainPID"])
-    return seen is None or seen[0].get("MainPID") == pid
+    return None if seen is None else seen[0].get("MainPID") == pid
 
 
 RUNGS = 4
@@ -243,7 +244,7 @@ class Gate:
         notify.status(f"{text} ({spent:.0f} s of {budget:.0f} s)", extend_s=extend_s)
 
 
-def _insist(pid: str) -> None:
+def _insist(unit: str, pid: str) -> None:
     """Repeat a stop that vLLM loses: it forgets a first SIGTERM while its engine starts.
 
     systemd sends one SIGTERM and then waits for TimeoutStopSec=; a second one ends the start
@@ -251,8 +252,10 @@ def _insist(pid: str) -> None:
     """
     try:
         pidfd = os.pidfd_open(int(pid))
-    except (ValueError, OSError):
+    except (ValueError, OverflowError, OSError):
         return
+    if not _is_main_process(unit, pid):
+        return  # dead and reaped, its number may be a stranger's; or it cannot be seen
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     for _ in range(RUNGS):
