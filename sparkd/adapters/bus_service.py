@@ -87,9 +87,7 @@ class Service:
         """
         interface = Gio.DBusNodeInfo.new_for_xml(INTROSPECTION).lookup_interface(INTERFACE)
         # register_object is deprecated since GLib 2.84, its replacement does not exist before.
-        register = getattr(
-            self._con, "register_object_with_closures2", self._con.register_object
-        )
+        register = getattr(self._con, "register_object_with_closures2", self._con.register_object)
         register(PATH, interface, self._method, self._property, None)
         answer = self._con.call_sync(
             "org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus", "RequestName",
@@ -100,7 +98,14 @@ class Service:
             raise NameTakenError(f"another process owns {NAME}")
 
     def _method(
-        self, con: Any, sender: str, _path: str, _iface: str, method: str, parameters: Any, inv: Any  # noqa: ANN401
+        self,
+        con: Any,
+        sender: str,
+        _path: str,
+        _iface: str,
+        method: str,
+        parameters: Any,
+        inv: Any,  # noqa: ANN401
     ) -> None:
         call = Call(con, inv, sender, method, parameters.unpack())
         try:
@@ -130,7 +135,12 @@ class _Authorization:
         )  # fmt: skip
 
     def _ask(
-        self, peer: tuple[str, str, str], method: str, arguments: Any, limit: float, then: Any  # noqa: ANN401
+        self,
+        peer: tuple[str, str, str],
+        method: str,
+        arguments: Any,
+        limit: float,
+        then: Any,  # noqa: ANN401
     ) -> None:
         self._con.call(
             *peer, method, arguments, None, Gio.DBusCallFlags.NONE, int(limit * 1000), None, then

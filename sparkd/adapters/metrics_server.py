@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`/metrics` over HTTP: a small bounded server in its own thread, fed with published snapshots.
 
-prometheus_client writes the text but does not serve it: its server answers on any path, listens on
-every address and has a thread and no time-out per connection (measured). Here a scraper that is
-slow, silent or greedy costs one of a few connections for some seconds, and never the daemon's loop.
+prometheus_client's server answers on any path, listens on every address and has a thread and no
+time-out per connection (measured). Here a scraper that is slow, silent or greedy costs one of a few
+connections for some seconds, and never the daemon's loop.
 """
 
 import contextlib
@@ -11,50 +11,21 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterable
 from ipaddress import ip_address
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from prometheus_client import exposition
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-from sparkd.core import metrics
-from sparkd.core.metrics import Family, Snapshot
+from sparkd.core import exposition, metrics
+from sparkd.core.metrics import Snapshot
 
 CONNECTIONS_MAX = 16
 REQUEST_MAX = 8 * 1024
 CONNECTION_S = 5.0
 """From accept to close, whatever the peer does."""
 RETRY_S = 0.2
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class ListenError(Exception):
     """The address cannot be listened on, or must not be."""
-
-
-def render(snapshot: Snapshot) -> bytes:
-    """The exposition format, version 0.0.4."""
-    registry = _Collected(metrics.families(snapshot))
-    text: bytes = exposition.generate_latest(registry)  # type: ignore[arg-type]
-    return text
-
-
-class _Collected:
-    """What prometheus_client takes for a registry."""
-
-    def __init__(self, families: Iterable[Family]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Any]:
-        for family in self._families:
-            counter = family.type is metrics.Type.COUNTER
-            make = CounterMetricFamily if counter else GaugeMetricFamily
-            # CounterMetricFamily puts `_total` back by itself.
-            made = make(family.name.removesuffix("_total"), family.help, labels=family.label_names)
-            for sample in family.samples:
-                made.add_metric(sample.labels, sample.value)
-            yield made
 
 
 class _Connection(NamedTuple):
@@ -199,7 +170,8 @@ class MetricsServer:
         snapshot = self._snapshot
         if snapshot is None:
             return _response(503, b"no sample yet\n")
-        return _response(200, render(snapshot), head=method == b"HEAD")
+        text = exposition.text(metrics.families(snapshot))
+        return _response(200, text.encode(), head=method == b"HEAD")
 
 
 _PHRASES = {
@@ -213,7 +185,7 @@ _PHRASES = {
 
 
 def _response(status: int, body: bytes, *, head: bool = False) -> bytes:
-    kind = CONTENT_TYPE if status == 200 else "text/plain; charset=utf-8"
+    kind = exposition.CONTENT_TYPE if status == 200 else "text/plain; charset=utf-8"
     lines = [
         f"HTTP/1.1 {status} {_PHRASES[status]}",
         f"Content-Type: {kind}",
@@ -236,4 +208,3 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise ListenError(f"cannot listen on {host} port {port}: {error.strerror}") from error
     return listener
-

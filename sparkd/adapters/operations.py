@@ -180,9 +180,7 @@ def _carry_out(manager: ServiceManager, plan: Plan, paths: Paths) -> None:
     UnitDirectory(paths.units).apply(plan)
 
 
-def _finish(
-    manager: ServiceManager, enable: list[str], paths: Paths, unfinished: Path
-) -> None:
+def _finish(manager: ServiceManager, enable: list[str], paths: Paths, unfinished: Path) -> None:
     on_disk = UnitDirectory(paths.units).read()
     there = [name for name in enable if name in on_disk and on_disk[name].kind is Kind.REGULAR]
     if there:

@@ -252,7 +252,12 @@ class Watch:
         )  # fmt: skip
 
     def _on(
-        self, interface: str, name: str, path: str | None, arg0: str | None, callback: Any  # noqa: ANN401
+        self,
+        interface: str,
+        name: str,
+        path: str | None,
+        arg0: str | None,
+        callback: Any,  # noqa: ANN401
     ) -> None:
         flags = Gio.DBusSignalFlags.NONE
         self._con.signal_subscribe(NAME, interface, name, path, arg0, flags, callback)
@@ -262,13 +267,25 @@ class Watch:
             self._on_unit(unit_at(path))
 
     def _job(
-        self, _con: Any, _sender: str, _path: str, _iface: str, _name: str, parameters: Any  # noqa: ANN401
+        self,
+        _con: Any,
+        _sender: str,
+        _path: str,
+        _iface: str,
+        _name: str,
+        parameters: Any,  # noqa: ANN401
     ) -> None:
         _, path, unit, result = parameters.unpack()
         self._on_job(JobResult(path, unit, result))
 
     def _reloading(
-        self, _con: Any, _sender: str, _path: str, _iface: str, _name: str, parameters: Any  # noqa: ANN401
+        self,
+        _con: Any,
+        _sender: str,
+        _path: str,
+        _iface: str,
+        _name: str,
+        parameters: Any,  # noqa: ANN401
     ) -> None:
         if not parameters.unpack()[0]:
             self._on_everything()

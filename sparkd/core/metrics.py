@@ -63,72 +63,110 @@ def families(snapshot: Snapshot) -> list[Family]:
     """Every family, in the order in which it is shown."""
     status = snapshot.status
     return [
-        _gauge("sparkd_build_info", "Version of the running sparkd.", ("version",),
-               [Sample((status.facts.version,), 1)]),
+        _gauge(
+            "sparkd_build_info",
+            "Version of the running sparkd.",
+            ("version",),
+            [Sample((status.facts.version,), 1.0)],
+        ),
         *_about_sight(snapshot),
         *_about_host(status),
         *_about_engines(status),
         *_about_deaths(snapshot),
-    ]  # fmt: skip
+    ]
 
 
 def _about_sight(snapshot: Snapshot) -> Iterator[Family]:
     facts = snapshot.status.facts
-    yield _one("sparkd_systemd_visible", "1 while sparkd sees systemd; else the rest is old.",
-               not facts.blind)  # fmt: skip
-    yield _one("sparkd_last_sample_time_seconds", "When systemd was last seen, Unix time.",
-               facts.seen_at)  # fmt: skip
-    yield _one("sparkd_config_errors", "Errors in the configuration on disk.",
-               len(facts.config_errors))  # fmt: skip
-    yield _one("sparkd_database_failing", "1 while incidents cannot be written to the database.",
-               snapshot.projection_failed)  # fmt: skip
+    yield _one(
+        "sparkd_systemd_visible",
+        "1 while sparkd sees systemd; else the rest is old.",
+        not facts.blind,
+    )
+    yield _one(
+        "sparkd_last_sample_time_seconds", "When systemd was last seen, Unix time.", facts.seen_at
+    )
+    yield _one(
+        "sparkd_config_errors", "Errors in the configuration on disk.", len(facts.config_errors)
+    )
+    yield _one(
+        "sparkd_database_failing",
+        "1 while incidents cannot be written to the database.",
+        snapshot.projection_failed,
+    )
 
 
 def _about_host(status: Status) -> Iterator[Family]:
     host = status.facts.host
-    yield _one("sparkd_start_slot_waiting", "Engines that wait for the start slot.",
-               len(status.waiting))  # fmt: skip
+    yield _one(
+        "sparkd_start_slot_waiting", "Engines that wait for the start slot.", len(status.waiting)
+    )
     yield _one("sparkd_host_memory_total_bytes", "MemTotal.", host.memory_total)
     yield _one("sparkd_host_memory_available_bytes", "MemAvailable.", host.memory_available)
     if host.pressure_full_avg10 is not None:
-        yield _one("sparkd_host_memory_pressure_full_ratio",
-                   "Share of the last 10 s in which every task waited for memory.",
-                   host.pressure_full_avg10 / 100)  # fmt: skip
+        yield _one(
+            "sparkd_host_memory_pressure_full_ratio",
+            "Share of the last 10 s in which every task waited for memory.",
+            host.pressure_full_avg10 / 100,
+        )
     yield _one("sparkd_host_compilers", "Running compiler processes.", host.compilers)
-    yield _one("sparkd_host_compilers_resident_bytes", "Their resident memory.",
-               host.compilers_rss)  # fmt: skip
+    yield _one("sparkd_host_compilers_resident_bytes", "Their resident memory.", host.compilers_rss)
 
 
 def _about_engines(status: Status) -> Iterator[Family]:
     engines = status.engines
-    yield _gauge("sparkd_engine_info", "One per engine.", ("engine", "unit", "port", "model"),
-                 [_info(engine) for engine in engines])  # fmt: skip
-    yield _gauge("sparkd_engine_state", "1 for the state that the engine is in.",
-                 ("engine", "state"),
-                 [Sample((engine.name, state), float(engine.state is state))
-                  for engine in engines for state in State])  # fmt: skip
-    yield _per_engine("sparkd_engine_ready", "1 while the engine serves.",
-                      [(e, float(e.state is State.READY)) for e in engines])  # fmt: skip
-    yield _per_engine("sparkd_engine_config_current", "1 while it runs what is configured.",
-                      [(e, float(e.config.state == "current")) for e in engines])  # fmt: skip
-    yield _per_engine("sparkd_engine_state_since_seconds", "When its unit last changed, Unix time.",
-                      [(e, e.facts.unit.state_change) for e in engines
-                       if e.facts.unit is not None and e.facts.unit.state_change])  # fmt: skip
-    yield _per_engine("sparkd_engine_restarts_remaining",
-                      "Unrequested ends of life left before the engine is held.",
-                      [(e, float(max(0, e.budget.limit - e.budget.used))) for e in engines],
-                      )  # fmt: skip
-    yield _per_engine("sparkd_engine_start_duration_seconds",
-                      "How long the last successful start took, from launch to ready.",
-                      [(e, e.facts.boot.seconds) for e in engines if e.facts.boot is not None],
-                      )  # fmt: skip
+    yield _gauge(
+        "sparkd_engine_info",
+        "One per engine.",
+        ("engine", "unit", "port", "model"),
+        [_info(engine) for engine in engines],
+    )
+    yield _gauge(
+        "sparkd_engine_state",
+        "1 for the state that the engine is in.",
+        ("engine", "state"),
+        [
+            Sample((engine.name, state), float(engine.state is state))
+            for engine in engines
+            for state in State
+        ],
+    )
+    yield _per_engine(
+        "sparkd_engine_ready",
+        "1 while the engine serves.",
+        [(e, float(e.state is State.READY)) for e in engines],
+    )
+    yield _per_engine(
+        "sparkd_engine_config_current",
+        "1 while it runs what is configured.",
+        [(e, float(e.config.state == "current")) for e in engines],
+    )
+    yield _per_engine(
+        "sparkd_engine_state_since_seconds",
+        "When its unit last changed, Unix time.",
+        [
+            (e, e.facts.unit.state_change)
+            for e in engines
+            if e.facts.unit is not None and e.facts.unit.state_change
+        ],
+    )
+    yield _per_engine(
+        "sparkd_engine_restarts_remaining",
+        "Unrequested ends of life left before the engine is held.",
+        [(e, float(max(0, e.budget.limit - e.budget.used))) for e in engines],
+    )
+    yield _per_engine(
+        "sparkd_engine_start_duration_seconds",
+        "How long the last successful start took, from launch to ready.",
+        [(e, e.facts.boot.seconds) for e in engines if e.facts.boot is not None],
+    )
 
 
 def _info(engine: EngineStatus) -> Sample:
     facts = engine.facts
     unit = f"vllm-{facts.name}.service" if facts.unit is None else facts.unit.unit
     port = "" if facts.port is None else str(facts.port)
-    return Sample((facts.name, unit, port, (facts.model or "")[:LABEL_MAX]), 1)
+    return Sample((facts.name, unit, port, (facts.model or "")[:LABEL_MAX]), 1.0)
 
 
 def _about_deaths(snapshot: Snapshot) -> Iterator[Family]:
@@ -137,14 +175,20 @@ def _about_deaths(snapshot: Snapshot) -> Iterator[Family]:
     restarts = dict.fromkeys(names, 0)
     for total in totals:
         restarts[total.engine] += total.restarts
-    yield Family("sparkd_engine_deaths_total", Type.COUNTER, "Unrequested ends of life.",
-                 ("engine", "class"),
-                 tuple(Sample((t.engine, t.cls[:LABEL_MAX]), float(t.deaths)) for t in totals),
-                 )  # fmt: skip
-    yield Family("sparkd_engine_restarts_total", Type.COUNTER,
-                 "Ends of life after which systemd was let start the engine again.", ("engine",),
-                 tuple(Sample((name,), float(count)) for name, count in restarts.items()),
-                 )  # fmt: skip
+    yield Family(
+        "sparkd_engine_deaths_total",
+        Type.COUNTER,
+        "Unrequested ends of life.",
+        ("engine", "class"),
+        tuple(Sample((t.engine, t.cls[:LABEL_MAX]), float(t.deaths)) for t in totals),
+    )
+    yield Family(
+        "sparkd_engine_restarts_total",
+        Type.COUNTER,
+        "Ends of life after which systemd was let start the engine again.",
+        ("engine",),
+        tuple(Sample((name,), float(count)) for name, count in restarts.items()),
+    )
 
 
 def _gauge(name: str, text: str, labels: tuple[str, ...], samples: list[Sample]) -> Family:

@@ -90,6 +90,8 @@ def judge(unit: UnitFacts, ledger: Ledger, last: Record | None, slot: Slot) -> J
             return _deactivating(unit, last)
     if _restarts(unit):
         return _restarting(unit, last)
+    if unit.job_type in {"start", "restart"}:
+        return Judgement(State.WAITING, "its start is queued behind another unit's")
     if ledger.held is not None:
         fix = f"`sparkctl restart {engine_of(unit.unit)}` releases it"
         return Judgement(State.HELD, f"{ledger.held.reason}; {fix}")
@@ -152,7 +154,7 @@ def _deactivating(unit: UnitFacts, last: Record | None) -> Judgement:
 def _restarting(unit: UnitFacts, last: Record | None) -> Judgement:
     if last is not None and last.invocation_id == unit.invocation_id and not last.requested:
         return Judgement(State.RESTARTING, f"dead: {last.reason}; {last.action_reason}")
-    return Judgement(State.RESTARTING, unit.status_text or "systemd starts it again")
+    return Judgement(State.RESTARTING, "it ended; systemd starts it again")
 
 
 def _failed(unit: UnitFacts, last: Record | None) -> Judgement:
@@ -175,15 +177,14 @@ def _why_stopped(unit: UnitFacts, last: Record | None) -> str:
             return f"masked by the administrator; `systemctl unmask {unit.unit}` allows it again"
         case "bad-setting" | "error":
             return f"systemd refuses the unit file; see `systemctl status {unit.unit}`"
-    if unit.job_type == "start":
-        return "its start is queued behind another unit"
     if last is not None and not last.requested and last.invocation_id == unit.invocation_id:
         return f"ended: {last.reason}; systemd does not start it again"
     is_disabled = unit.unit_file_state == "disabled"
     disabled = " (disabled: it does not start at boot)" if is_disabled else ""
     if last is not None and last.requested:
         return _stopped_at(last) + disabled
-    return f"not started; `sparkctl start {name}` starts it{disabled}"
+    since_boot = "stopped" if unit.inactive_exit else "not started since boot"
+    return f"{since_boot}; `sparkctl start {name}` starts it{disabled}"
 
 
 def _stopped_at(last: Record) -> str:

@@ -99,9 +99,7 @@ class Daemon:
             on_everything=self._everything_changed,
         )
         self._systemd.subscribe()
-        service = Service(
-            self._bus.con, self._manager.handlers(), {"Version": __version__}
-        )
+        service = Service(self._bus.con, self._manager.handlers(), {"Version": __version__})
         try:
             service.publish()
             self._projector = Projector(
@@ -153,9 +151,7 @@ class Daemon:
             self._manager.forget_failure(unit)
 
     def _refresh(self) -> None:
-        self._supervisor.refresh(
-            self._projector.totals, projection_failed=self._projector.failing
-        )
+        self._supervisor.refresh(self._projector.totals, projection_failed=self._projector.failing)
 
     def _unit_changed(self, unit: str) -> None:
         self._supervisor.observer.mark(unit)
@@ -244,5 +240,3 @@ def _open_database(path: str) -> Database:
     except DatabaseError as error:
         log.get().error(f"incidents are kept in memory only: {error}")
         return database.open_in_memory()
-
-

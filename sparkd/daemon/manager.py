@@ -116,7 +116,6 @@ class Manager:
                 why = operations.describe_failure(done.error or BusError("no answer"))
                 call.fail("Failed", f"{engine}: cannot {verb.name}: {why}")
                 return
-            log.get().info(f"{engine}: {verb.name} ordered by uid {uid}")
             answer = (lambda told: call.reply(_text(told._asdict()))) if wait else None
             self._orders.add(Order(verb.name, engine, done.value, answer))
             if not wait:
@@ -208,5 +207,3 @@ def _refusal(error: Exception | None) -> tuple[str, str]:
 
 def _text(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
-
-

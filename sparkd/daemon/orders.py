@@ -133,14 +133,17 @@ def _is_over(order: Order, engine: EngineStatus | None, last: Record | None) -> 
 
 
 def _died_of_it(order: Order, last: Record | None) -> bool:
+    if order.verb == "stop":
+        return False
     return last is not None and not last.requested and last.time >= order.given_wall
 
 
 def _reason(order: Order, engine: EngineStatus | None, last: Record | None) -> str:
-    if order.result != "done" and order.verb != "stop" and last is not None:
-        if _died_of_it(order, last):
+    if order.result != "done":
+        if last is not None and _died_of_it(order, last):
             hint = f"; {last.hint}" if last.hint else ""
             return f"{last.reason}; {last.action_reason}{hint}"
         if order.result == "canceled":
             return "another order took its place"
-    return f"the job ended as {order.result}" if engine is None else engine.judgement.reason
+        return f"the {order.verb} ended as '{order.result}'"
+    return "" if engine is None else engine.judgement.reason
