@@ -84,7 +84,7 @@ def classify_file(name: str, catalogue: Catalogue, *, unit: str = "", cgroup: st
     Raises:
         OSError: the file cannot be read.
     """
-    classifier = Classifier(catalogue, unit=unit, cgroup=cgroup)
+    classifier = Classifier(catalogue, unit=unit, cgroup=cgroup, complete=True)
     if name == "-":
         stream: BinaryIO = sys.stdin.buffer
         _feed(classifier, stream)

@@ -8,12 +8,13 @@ declare by themselves. An exit that nobody asked for is a death even when no lin
 then come stalls, and last what is harmless.
 """
 
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from sparkd.core.exit_state import ExitState, class_of_exit, exit_from_journal
 from sparkd.core.life import Life, Seen
-from sparkd.core.lines import Line, Source
+from sparkd.core.lines import Line, Source, process_kind
 from sparkd.core.signatures import Answer, Catalogue, Class, Label, Match, Role
 
 __all__ = ["Classifier", "ExitState", "Verdict", "classify"]
@@ -26,10 +27,12 @@ _SOON_AFTER_READY = 200
 _PROBE_ROUNDS = 4
 _PROBE_KINDS = 3
 _DETAIL_CAP = 240
+_EXCEPTION = re.compile(r" *(?:[\w.]{0,120}(?:Error|Exception): |Value error, )")
 
 # Classes that this module names itself; a test holds them to be in the catalogue.
 KEEP_ALIVE = "keep-alive-503"
 EXTERNAL_STOP = "external-sigterm"
+ENGINE_DEAD = "engine-core-fatal"
 FROZEN = "frozen-engine-health-200"
 INIT_STOP_HANG = "sigterm-during-init-hang"
 REQUESTED_STOP = "requested-stop"
@@ -96,6 +99,9 @@ class Classifier:
             process then count only if they name one of these or the control group.
         cgroup: the unit's control group (`/system.slice/vllm-x.service`), when known.
         unit: the unit's name, when known; systemd's lines about other units are then ignored.
+        complete: the log is all there is and nobody watches the process, as with a file that an
+            operator hands in. Then a process's last word, or a start's last error, with nothing
+            behind it stands for the end that the log does not show.
     """
 
     def __init__(
@@ -105,11 +111,13 @@ class Classifier:
         pids: frozenset[int] = frozenset(),
         cgroup: str = "",
         unit: str = "",
+        complete: bool = False,
     ) -> None:
         self._catalogue = catalogue
         self._pids = pids
         self._cgroup = cgroup.rstrip("/")
         self._unit = unit
+        self._complete = complete
         self._life = Life()
         self._previous: Verdict | None = None
         self._sequence = 0
@@ -252,14 +260,29 @@ class Classifier:
         if attested:
             return self._most_telling(attested)
         crash = life.first.get(Role.CRASH)
-        if crash and (exit_state or crash.sequence > life.moved_at):
+        if crash and (exit_state or (self._complete and crash.sequence > life.moved_at)):
             return crash
         if len(life.unhealthy) >= _UNHEALTHY_PROBES and not life.down:
             return life.unhealthy[0]
         if exit_state:
             recent = [s for s in life.causes if s.sequence >= self._sequence - CAUSE_WINDOW]
             return self._most_telling(recent) if recent else None
-        return None
+        return self._last_error() if self._complete else None
+
+    def _last_error(self) -> Seen | None:
+        """Return why a complete log ends, if an error of the engine is the last it tells."""
+        last = [s for s in self._life.causes if s.sequence > self._life.moved_at]
+        errors = [seen for seen in last if self._is_earnest(seen)]
+        return self._most_telling(errors) if errors else None
+
+    def _is_earnest(self, seen: Seen) -> bool:
+        """An error that the engine's processes log themselves, or an exception during the start."""
+        line = seen.match.line
+        if line.level and process_kind(line.process) in ("EngineCore", "Worker"):
+            return True
+        if self._life.ready or self._class(seen).label is not Label.FATAL_INIT:
+            return False
+        return bool(line.level or _EXCEPTION.match(line.message))
 
     def _label_of(self, seen: Seen) -> Label:
         """A start that was never ready failed; an engine that was ready died."""
@@ -364,7 +387,7 @@ class Classifier:
         cls = self._class(best) if best else classes[REQUESTED_STOP]
         if exit_state and exit_state.result == "timeout":
             cls = classes[STOP_TIMED_OUT]
-        elif cls.name == STOP_ABORT and life.frames:
+        elif cls.name == STOP_ABORT and any(f.cls == ENGINE_DEAD for f in life.frames):
             cls = classes[STOP_WITH_TRACE]
         told = f"rule {best.match.signature.id} tells of it" if best else "it was asked for"
         errors = ", and it explains the errors in the log" if life.frames else ""
@@ -427,9 +450,10 @@ def classify(
     pids: frozenset[int] = frozenset(),
     cgroup: str = "",
     unit: str = "",
+    complete: bool = False,
 ) -> Verdict:
     """Return the verdict on one life of an engine; see `Classifier` for the arguments."""
-    classifier = Classifier(catalogue, pids=pids, cgroup=cgroup, unit=unit)
+    classifier = Classifier(catalogue, pids=pids, cgroup=cgroup, unit=unit, complete=complete)
     for line in lines:
         classifier.feed(line)
     return classifier.verdict(exit_state, requested)

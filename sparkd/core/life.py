@@ -132,6 +132,9 @@ class Life:
         self.detail = None
         self.stall = None
 
+    def _boot(self, seen: Seen) -> None:
+        self.moved_at = seen.sequence
+
     def _moving(self, seen: Seen) -> None:
         self.stall = self.idle = None
         self.moved_at = seen.sequence
@@ -167,6 +170,7 @@ class Life:
         Role.STOP: _stop,
         Role.EXIT: _exit,
         Role.READY: _ready,
+        Role.BOOT: _boot,
         Role.MOVING: _moving,
         Role.IDLE: _idle,
         Role.PROBE: _probe,

@@ -35,7 +35,7 @@ def chunks(data: bytes) -> list[bytes]:
 
 
 def judge(pairs):
-    classifier = Classifier(CATALOGUE)
+    classifier = Classifier(CATALOGUE, complete=True)
     for number, line in pairs:
         classifier.feed(line, number)
     verdict = classifier.verdict()

@@ -37,6 +37,7 @@ MOVING = "(APIServer pid=10) INFO 04-02 08:11:09 [loggers.py:248] Engine 000: Av
 HEALTH_503 = 'INFO:     127.0.0.1:48804 - "GET /health HTTP/1.1" 503 Service Unavailable'
 WAITING = "INFO:     Waiting for connections to close. (CTRL+C to force quit)"
 DOWN = "INFO:     Finished server process [10]"
+SEGFAULT = "!!!!!!! Segfault encountered !!!!!!!"
 K = "Nov 29 15:14:06 spark kernel: "
 S = "Nov 29 15:14:06 spark systemd[1]: "
 
@@ -81,6 +82,7 @@ def told(*texts, **known):
         ([READY, KILLED, WEAK, STOP], ("fatal-runtime", "engine-core-killed")),
         # up to 0.17 a stop prints its death first
         ([READY, OLD_DIED, WEAK, OLD_STOP], ("clean-stop", "sigterm-abort-with-enginedead-trace")),
+        ([READY, OLD_DIED, OLD_STOP], ("clean-stop", "sigterm-abort")),
         ([READY, OLD_DIED, WEAK, DOWN], ("fatal-runtime", "engine-core-killed")),
         ([READY, OLD_DIED, HEALTH_503, OLD_STOP], ("fatal-runtime", "engine-core-killed")),
         # a signal to EngineCore alone is a death, a signal to the group during the start is a hang
@@ -103,13 +105,34 @@ def told(*texts, **known):
         # the last word of a process
         ([READY, "terminate called after throwing an instance of 'c10::Error'", KILLED],
          ("fatal-runtime", "engine-core-aborted")),
-        ([READY, "!!!!!!! Segfault encountered !!!!!!!"], ("fatal-runtime", "segmentation-fault")),
-        ([READY, "!!!!!!! Segfault encountered !!!!!!!", MOVING], ("benign", "steady-state-stats")),
         ([], ("benign", "")),
     ],
 )  # fmt: skip
 def test_order_of_rules(texts, expected):
     assert told(*texts) == expected
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ([READY, SEGFAULT], ("fatal-runtime", "segmentation-fault")),
+        ([READY, SEGFAULT, MOVING], ("benign", "steady-state-stats")),
+        ([BOOT, NO_IMAGE], ("fatal-init", "no-kernel-image")),
+        (["RuntimeError: No CUDA GPUs are available"], ("fatal-init", "no-gpu")),
+        (["This kernel only supports sm120"], ("benign", "")),
+        ([NO_IMAGE, BOOT], ("benign", "boot-progress")),
+        ([NO_IMAGE, READY], ("benign", "")),
+        ([READY, IMA], ("fatal-runtime", "cuda-illegal-memory-access")),
+        ([READY, IMA, MOVING], ("benign", "steady-state-stats")),
+        (
+            [READY, "RuntimeError: CUDA error: an illegal memory access was encountered"],
+            ("benign", ""),
+        ),
+    ],
+)
+def test_last_words_stand_for_an_end_only_in_a_complete_log(texts, expected):
+    assert told(*texts, complete=True) == expected
+    assert told(*texts)[0] == "benign"
 
 
 def test_a_record_of_a_pid_that_never_was_is_forged():
