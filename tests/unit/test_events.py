@@ -42,8 +42,14 @@ def test_a_helpers_entry_comes_from_its_own_unit(event, where):
     assert not events.is_trusted({**OURS, "MESSAGE_ID": event.value, "_SYSTEMD_UNIT": where})
 
 
+@pytest.mark.parametrize("event", IN_UNIT)
+def test_an_entry_of_a_helper_that_had_ended_when_journald_looked(event):
+    assert events.is_trusted({**without("_SYSTEMD_UNIT"), "MESSAGE_ID": event.value})
+
+
 def test_an_entry_that_names_no_unit_is_not_believed():
     assert not events.is_trusted(without("SPARKD_UNIT"))
+    assert not events.is_trusted({**OURS, "SPARKD_UNIT": "", "_SYSTEMD_UNIT": ""})
     assert not events.is_trusted({"_UID": "0", "MESSAGE_ID": Event.END_OF_LIFE.value})
 
 
