@@ -12,8 +12,8 @@ def send(*assignments: str) -> None:
 def status(text: str, *, extend_s: float = 0.0) -> None:
     """Set the unit's status line and, with `extend_s`, move this command's time limit.
 
-    The extension replaces the remaining limit and counts from now (systemd 252 to 257, measured),
-    so a helper that waits repeats it.
+    The extension counts from now and is not added to what is left; it never makes the limit come
+    earlier (measured). A helper that waits repeats it.
     """
     lines = [f"STATUS={text}"]
     if extend_s:

@@ -110,7 +110,8 @@ def claim_text(claim: Claim) -> str:
 def parse_claim(text: str) -> Claim | None:
     """The claim from its file; None for a torn or foreign one.
 
-    systemd refuses to speak about what is no unit name; such a claim would count for ever.
+    Asked about '*', systemctl speaks of every unit, and no answer for one would be found in that:
+    such a claim would count for ever.
     """
     words = text.split()
     return Claim(*words) if len(words) == 2 and _UNIT_NAME.match(words[0]) else None
