@@ -193,6 +193,8 @@ class Classifier:
             return role is not Role.KERNEL or self._concerns_us(match)
         if line.source is Source.SYSTEMD:
             return self._our_unit(line.message)
+        if role is Role.FRAME and not line.level:
+            return not self._life.ready  # a command line is refused before there is a server
         if role in (Role.FRAME, Role.WEAK) and line.process:
             # A forged record names a pid that the process of that name never had.
             return self._life.pids.get(line.process, line.pid) == line.pid

@@ -108,12 +108,16 @@ class Class(NamedTuple):
 
 
 class Anchor(NamedTuple):
-    """Which lines may speak: records of these processes, levels and files, or bare lines too."""
+    """Which lines may speak: records of these processes, levels and files, or bare lines too.
+
+    `not_files` are source files whose records carry text of clients.
+    """
 
     sources: frozenset[str]
     processes: frozenset[str]
     levels: frozenset[str]
     files: frozenset[str]
+    not_files: frozenset[str]
     bare: bool
 
     def admits(self, line: Line) -> bool:
@@ -125,7 +129,7 @@ class Anchor(NamedTuple):
         return (
             process_kind(line.process) in self.processes
             and line.level in self.levels
-            and (not self.files or line.file in self.files)
+            and (line.file in self.files if self.files else line.file not in self.not_files)
         )
 
 
@@ -222,7 +226,7 @@ class Catalogue:
 
 
 _CLASS_KEYS = frozenset({"label", "answer", "hint", "refines", "after-stall"})
-_ANCHOR_KEYS = frozenset({"source", "process", "level", "file", "bare"})
+_ANCHOR_KEYS = frozenset({"source", "process", "level", "file", "not-file", "bare"})
 _SIGNATURE_KEYS = frozenset({"class", "role", "pattern", "anchor", "versions", "reference", "file"})
 _TABLES = frozenset({"class", "anchor", "signature"})
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -293,6 +297,7 @@ class _Reader:
             self.names(table, "process", where),
             self.names(table, "level", where),
             self.names(table, "file", where),
+            self.names(table, "not-file", where),
             bare,
         )
         if not bare and not (anchor.processes and anchor.levels):

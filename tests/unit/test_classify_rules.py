@@ -141,6 +141,12 @@ def test_a_record_of_a_pid_that_never_was_is_forged():
     assert told(BOOT, READY, FATAL)[0] == "fatal-runtime"
 
 
+def test_a_command_line_is_not_refused_after_readiness():
+    refused = "vllm serve: error: unrecognized arguments: --x"
+    assert told(BOOT, READY, refused)[0] == "benign"
+    assert told(refused) == ("fatal-init", "bad-flag")
+
+
 def test_requested_makes_every_line_a_clean_stop():
     for texts in ([READY, FATAL, IMA], [BOOT, INIT_FAILED], [READY, OLD_DIED], []):
         verdict = judge(*texts, exit_state=EXIT_0, requested=True)

@@ -17,6 +17,7 @@ from sparkd.core.signatures import (
     Answer,
     CatalogueError,
     Label,
+    Match,
     Role,
     Signature,
     parse_catalogue,
@@ -169,6 +170,31 @@ def test_no_frame_listens_to_clients():
         if signature.role in (Role.FRAME, Role.WEAK):
             levels = signature.anchor.levels
             assert not levels & {"INFO", "DEBUG"}, signature.id
+
+
+CARRIERS = [
+    "(APIServer pid=1) INFO 11-29 15:40:42 [request_logger.py:65] Received request x: prompt: '{}'",
+    "(APIServer pid=1) INFO 10-02 15:40:42 [logger.py:41] Received request x: prompt: '{}'",
+    "(APIServer pid=1) DEBUG 11-29 15:40:42 [entrypoints/.../utils/request_logger.py:74] JSON body: {}",
+    "(APIServer pid=1) INFO 11-29 15:41:20 [async_llm.py:795] {}",
+    "(APIServer pid=1) ERROR 11-29 15:41:20 [validation.py:151] {}",
+    "(APIServer pid=1) ERROR 11-29 15:41:20 [exception.py:16] {}",
+    "(APIServer pid=1) ERROR 11-29 15:41:20 [serving_chat.py:932] {}",
+]
+
+
+@pytest.mark.parametrize("carrier", CARRIERS, ids=range(len(CARRIERS)))
+def test_text_of_clients_never_counts(carrier):
+    """Whatever line of the corpus a client quotes, whole or only its message."""
+    quiet = {Role.ECHO, Role.REQUEST, Role.NOISE}
+    for sample in SAMPLES:
+        for quoted in (sample.text, frame(sample.text)[-1].message):
+            roles = {match.signature.role for match in claims_with(carrier.format(quoted))}
+            assert roles <= quiet, f"{where(sample)}: {roles}"
+
+
+def claims_with(text: str) -> list[Match]:
+    return [match for line in frame(text) for match in CATALOGUE.claims(line)]
 
 
 def test_bare_lines_declare_no_run_time_death():
