@@ -106,8 +106,9 @@ def kernel_lines(since: float) -> Iterator[Entry]:
 class EventReader:
     """sparkd's own entries, from a cursor on.
 
-    The cursor is taken without a match and only then the matches are set and the position sought:
-    the other orders lose lines on some versions (measured on 252 and 257).
+    Reading goes on after the entry at the cursor. When that entry is gone (vacuumed, or of another
+    journal) systemd seeks silently to what is left nearby (252 and 257, measured): then reading
+    goes on there and `gap` says so.
     """
 
     def __init__(self, cursor: str | None) -> None:
@@ -130,8 +131,11 @@ class EventReader:
             return
         if self._reader._next():
             if not self._reader.test_cursor(cursor):
+                # What stands here instead is the first that is left: it must be read. A step back
+                # from the very first entry does not move, and then the next step would skip it.
                 self.gap = True
-                self._reader._previous()
+                if not self._reader._previous():
+                    self._reader.seek_head()
         else:
             # Nothing at or after the cursor: either it is the newest entry, or it is gone.
             self._reader.seek_head()
