@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""sparkctl import: from units, compose files, container lines and scripts to proposed engines."""
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkd.adapters.config_files import CONFIG_DIRECTORY, ENGINE_DIRECTORY
+from sparkd.adapters.launch_files import HostSurroundings, SourceError, documents
+from sparkd.cli.exits import CliError, Exit
+from sparkd.cli.terminal import neutralise
+from sparkd.core.config import Source
+from sparkd.core.importing import plan as planning
+from sparkd.core.importing.model import Refused
+from sparkd.core.text import is_plain_path
+
+if TYPE_CHECKING:
+    from sparkd.core.importing.plan import Document, Plan
+    from sparkd.core.importing.proposal import Proposal
+
+SUMMARY = "propose engines from what starts vLLM today; starts, stops and overwrites nothing"
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb and its options."""
+    parser = subparsers.add_parser("import", help=SUMMARY, description=f"{SUMMARY}.")
+    _add_arguments(parser)
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "sources", nargs="+", metavar="SOURCE",
+        help="a unit file or the name of a unit, a compose file, a quadlet, a launch script, or a"
+        " quoted `docker run …` line; - reads one such text from standard input",
+    )  # fmt: skip
+    parser.add_argument("--write", action="store_true", help="write the files that can be applied")
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    parser.add_argument(
+        "--venv", metavar="DIRECTORY",
+        help="the Python environment for engines whose source names none on this host, such as"
+        " containers",
+    )  # fmt: skip
+    parser.add_argument(
+        "--config-dir", metavar="DIRECTORY", type=Path,
+        default=CONFIG_DIRECTORY / ENGINE_DIRECTORY, help="where files are written (%(default)s)",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan, and write it when asked to.
+
+    Returns:
+        0 when every source was understood (and everything asked for was written), 1 when one was
+        refused or a file was not written.
+    """
+    if args.venv is not None and not is_plain_path(args.venv):
+        raise CliError(
+            f"--venv {args.venv}: must be an absolute path of plain characters", Exit.USAGE
+        )
+    found: list[Document] = []
+    missing: list[Refused] = []
+    for source in args.sources:
+        try:
+            found += _documents(source)
+        except SourceError as error:
+            missing.append(Refused(source, str(error)))
+    plan = planning.make(
+        found, HostSurroundings(), venv=args.venv, existing=_existing(args.config_dir),
+        memory_total=_memory_total(),
+    )  # fmt: skip
+    plan.refused = [*missing, *plan.refused]
+    outcomes = _outcomes(plan, args.config_dir, write=args.write)
+    if args.json:
+        print(json.dumps(as_json(plan), indent=2, ensure_ascii=True))
+    else:
+        for line in _report(plan, outcomes):
+            print(neutralise(line))
+    unwritten = args.write and not all(outcome.startswith("written") for outcome in outcomes)
+    return Exit.FAILURE if plan.refused or unwritten else Exit.OK
+
+
+def _documents(source: str) -> "list[Document]":
+    if source != "-":
+        return documents(source)
+    return [planning.Document("standard input", sys.stdin.read())]
+
+
+def _existing(directory: Path) -> list[Source]:
+    """Return the engines that are configured already; one that cannot be read counts as empty."""
+    surroundings = HostSurroundings()
+    return [
+        Source(str(file), surroundings.read(str(file)) or "", file.stem)
+        for file in sorted(directory.glob("[!.]*.toml"))
+    ]
+
+
+def _memory_total() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None
+
+
+def as_json(plan: "Plan") -> dict[str, list[dict[str, object]]]:
+    """Return the stable form for scripts."""
+    return {
+        "engines": [
+            {
+                "name": engine.name,
+                "config": engine.config,
+                "argv": engine.argv,
+                "environment": engine.environment,
+            }
+            for engine in plan.engines
+        ],
+        "refused": [dict(refused._asdict()) for refused in plan.refused],
+        "notes": [dict(note._asdict()) for note in plan.notes],
+    }
+
+
+def _outcomes(plan: "Plan", directory: Path, *, write: bool) -> list[str]:
+    return [_outcome(engine, directory, write=write) for engine in plan.engines]
+
+
+def _outcome(engine: "Proposal", directory: Path, *, write: bool) -> str:
+    path = directory / f"{engine.name}.toml"
+    if path.exists():
+        return f"not written: {path} exists"
+    if not engine.is_applicable:
+        return "not written: `sparkctl apply` would refuse it as it stands; see the notes"
+    if not write:
+        return f"would be written to {path} with --write"
+    try:
+        _create(path, engine.config)
+    except FileExistsError:
+        return f"not written: {path} exists"
+    except OSError as error:
+        return f"not written: {path}: {error.strerror}"
+    return f"written to {path}"
+
+
+def _create(path: Path, text: str) -> None:
+    """Create a file with its whole content at once.
+
+    Raises:
+        FileExistsError: there is one already; it stays as it is.
+        OSError: the directory cannot be written to.
+    """
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+            os.fchmod(file.fileno(), 0o644)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(name, path)  # unlike a rename, it never replaces what is there
+    finally:
+        Path(name).unlink()
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _report(plan: "Plan", outcomes: Sequence[str]) -> Iterable[str]:
+    for engine, outcome in zip(plan.engines, outcomes, strict=True):
+        yield f"engine {engine.name} from {engine.origin}"
+        yield f"  {outcome}"
+        yield f"  starts: {shlex.join(engine.argv)}"
+        yield ""
+        yield from (f"    {line}".rstrip() for line in engine.config.splitlines())
+        yield ""
+    for refused in plan.refused:
+        yield f"refused: {refused.source}: {refused.reason}"
+    if plan.refused:
+        yield ""
+    for note in plan.notes:
+        place = f"{note.source}:{note.line}" if note.line else note.source
+        yield f"{note.code} {place}: {note.text}"
+    if not plan.engines and not plan.refused:
+        yield "nothing to import"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the verb by itself: `python3 -m sparkd.cli.import_ SOURCE…`."""
+    parser = argparse.ArgumentParser(prog="sparkctl import", description=f"{SUMMARY}.")
+    _add_arguments(parser)
+    try:
+        return run(parser.parse_args(argv))
+    except CliError as error:
+        print(f"sparkctl: {neutralise(error.message)}", file=sys.stderr)
+        return error.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What importing works with: words that know where they stand, launches, notes, refusals."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+
+class Origin(NamedTuple):
+    """A place in a source; `line` is 1-based, 0 where the whole source is meant."""
+
+    source: str
+    line: int = 0
+
+    def __str__(self) -> str:
+        """Return `source:line`."""
+        return f"{self.source}:{self.line}" if self.line else self.source
+
+
+class Word(NamedTuple):
+    """A text and the place that it came from.
+
+    `problem` says why the text cannot be known (a variable that only the caller has, a command
+    substitution); then `text` is the raw source and must not be used as a value.
+    """
+
+    text: str
+    origin: Origin
+    problem: str = ""
+
+
+class Note(NamedTuple):
+    """What the operator should know about one line of a source; `code` is stable (`SPI###`)."""
+
+    source: str
+    line: int
+    text: str
+    code: str
+
+
+class Refused(NamedTuple):
+    """A source, or an engine in it, that is not imported, and why."""
+
+    source: str
+    reason: str
+
+
+class Published(NamedTuple):
+    """A container's port as the host sees it; `host` is empty for every address."""
+
+    container_port: int
+    host: str
+    port: int
+
+
+class Mount(NamedTuple):
+    """A directory of the host inside a container."""
+
+    host: str
+    container: str
+
+
+class RefusalError(Exception):
+    """Ends the import of one launch; the text is the reason."""
+
+    def __init__(self, origin: Origin, reason: str) -> None:
+        super().__init__(reason)
+        self.origin = origin
+        self.reason = reason
+
+
+class Surroundings(Protocol):
+    """What a source refers to. The core asks, an adapter looks."""
+
+    def read(self, path: str) -> str | None:
+        """Return the text of a file; None where it cannot be read."""
+
+    def home(self, user: str) -> str | None:
+        """Return the home directory of a user; None where there is no such user."""
+
+    def is_executable(self, path: str) -> bool:
+        """Return whether a program stands at `path`."""
+
+    def matching(self, pattern: str) -> Sequence[str]:
+        """Return the paths that a shell pattern matches, sorted."""
+
+
+@dataclass(slots=True)
+class Notebook:
+    """Collects notes in the order in which they are found, each once."""
+
+    notes: list[Note] = field(default_factory=list)
+
+    def add(self, origin: Origin, code: str, text: str) -> None:
+        """Write one note."""
+        note = Note(origin.source, origin.line, text, code)
+        if note not in self.notes:
+            self.notes.append(note)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One way in which a vLLM server is started, whatever the source looked like.
+
+    `arguments` are those of `vllm serve`. `program` is what was to be executed, as written.
+    `exact` marks a unit that sparkd wrote: its arguments are taken back letter by letter.
+    `settings` are further keys of engines.d (`ready.budget`, …) that the source states.
+    `unit` is the name of the system unit that starts it today, if one does.
+    """
+
+    origin: Origin
+    names: tuple[str, ...]
+    program: Word
+    arguments: tuple[Word, ...]
+    environment: Mapping[str, Word] = field(default_factory=dict)
+    venv: Word | None = None
+    user: Word | None = None
+    group: Word | None = None
+    image: Word | None = None
+    directory: str = ""
+    unit: str = ""
+    after: tuple[str, ...] = ()
+    published: tuple[Published, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    settings: Mapping[str, tuple[object, Origin]] = field(default_factory=dict)
+    exact: bool = False
+
+
+@dataclass(slots=True)
+class Findings:
+    """What reading sources yields."""
+
+    launches: list[Launch] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    notebook: Notebook = field(default_factory=Notebook)
+
+    def refuse(self, error: RefusalError, label: str = "") -> None:
+        """Take up a refusal; `label` names the part of the source that it is about."""
+        source = f"{error.origin.source} ({label})" if label else error.origin.source
+        place = f"line {error.origin.line}: " if error.origin.line else ""
+        self.refused.append(Refused(source, place + error.reason))
