@@ -199,8 +199,8 @@ def _translated(error: MethodError) -> DaemonError | DaemonAbsentError:
     if error.name in _DENIED:
         return DaemonError(
             Kind.NOT_PERMITTED,
-            "the system bus refused the call; run it as root, or have root add you to the group"
-            " sparkd for reading",
+            "the system bus does not let you talk to sparkd; use sudo, or have root add you to"
+            " the group sparkd",
         )
     name = error.name.removeprefix(ERROR_PREFIX)
     kind = Kind(name) if name in set(Kind) else Kind.FAILED

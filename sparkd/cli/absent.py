@@ -11,12 +11,13 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sparkd.adapters import database, operations, systemd_bus
+from sparkd.adapters import database, operations
 from sparkd.adapters.config_view import ConfigView
 from sparkd.adapters.journal import EventReader
 from sparkd.adapters.observe import NO_HISTORY, History, Observer
 from sparkd.adapters.service_manager import BusError, Viewer
 from sparkd.adapters.state_files import StateFiles
+from sparkd.adapters.systemctl_manager import Systemctl
 from sparkd.adapters.unit_files import ApplyBusyError, ApplyError
 from sparkd.cli.exits import CliError, Exit
 from sparkd.cli.job_end import Verdict, judge
@@ -41,12 +42,8 @@ def say(why: str) -> None:
 
 
 def status(why: str) -> dict[str, Any]:
-    """The status as sparkctl sees it by itself.
-
-    Raises:
-        CliError: there is no system bus, or systemd does not answer.
-    """
-    observer = Observer(_systemd(), ConfigView(), StateFiles(), daemon="absent")
+    """The status as sparkctl sees it by itself; `stale` when systemd does not answer."""
+    observer = Observer(Systemctl(), ConfigView(), StateFiles(), daemon="absent")
     observer.look()
     notes = [f"{why}; this is what systemd and the files say"]
     try:
@@ -113,12 +110,12 @@ def operate(verb: str, engines: Sequence[str], *, wait: bool) -> Iterator[dict[s
     """Order it from systemd, as the daemon would have; replies as the daemon's.
 
     Raises:
-        CliError: not root, or no systemd.
+        CliError: not root.
     """
     if not engines:
         return
     _require_root(verb)
-    manager, files = _systemd(), StateFiles()
+    manager, files = Systemctl(), StateFiles()
     queued = []
     for engine in engines:
         try:
@@ -136,12 +133,8 @@ def operate(verb: str, engines: Sequence[str], *, wait: bool) -> Iterator[dict[s
 
 
 def follow(verb: str, engine: str, *, wait: bool) -> dict[str, Any]:
-    """Take over from a daemon that went away in the middle of an order.
-
-    Raises:
-        CliError: no systemd.
-    """
-    manager, files = _systemd(), StateFiles()
+    """Take over from a daemon that went away in the middle of an order."""
+    manager, files = Systemctl(), StateFiles()
     if wait:
         return _reply(engine, _until_over(manager, files, verb, engine))
     try:
@@ -180,7 +173,7 @@ def apply(*, dry_run: bool, force: bool, prune: bool) -> dict[str, Any]:
     _require_root("apply for")
     flags = operations.Flags(dry_run, force, prune)
     try:
-        return operations.apply(_systemd(), flags, _author())
+        return operations.apply(Systemctl(), flags, _author())
     except ConfigErrors as refused:
         raise CliError("\n".join(map(str, refused.errors)), Exit.CONFIG) from None
     except ApplyBusyError as error:
@@ -210,10 +203,3 @@ def _require_root(verb: str) -> None:
 def _author() -> str:
     user = os.environ.get("SUDO_USER")
     return f"root ({neutralise(user)[:32]} by sudo)" if user else "root"
-
-
-def _systemd() -> systemd_bus.Systemd:
-    try:
-        return systemd_bus.Systemd(systemd_bus.connect())
-    except BusError as error:
-        raise CliError(f"cannot see systemd: {error}") from None

@@ -19,7 +19,7 @@ class Exit(IntEnum):
 
 MEANINGS: dict[Exit, str] = {
     Exit.OK: "done; for status ENGINE: every named engine is ready",
-    Exit.FAILURE: "it failed; the reason is on standard error",
+    Exit.FAILURE: "it failed; the reason is on standard error. For status: systemd cannot be seen",
     Exit.USAGE: "the command line is wrong",
     Exit.NOT_RUNNING: "status ENGINE: a named engine is not ready",
     Exit.NO_SUCH_ENGINE: "no engine of that name",

@@ -9,12 +9,15 @@ import time
 from argparse import Namespace
 
 from sparkd.adapters import journal
+from sparkd.adapters.service_manager import BusError
 from sparkd.adapters.state_files import StateFiles
+from sparkd.adapters.systemctl_manager import Systemctl
 from sparkd.cli import engines
 from sparkd.cli.answers import print_json
 from sparkd.cli.exits import CliError, Exit
 from sparkd.cli.terminal import neutralise
 from sparkd.core import burst, events
+from sparkd.core.unit_state import unit_of
 
 WHY_MAX = 500
 
@@ -36,12 +39,22 @@ def run(args: Namespace) -> int:
             files.write_ledger(args.engine, after)
     except OSError as error:
         raise CliError(f"cannot write the ledger of {args.engine}: {error}") from None
+    if args.verb == "release":
+        _forget_failure(args.engine)
     _record(args, sentence)
     if args.json:
         print_json({"engine": args.engine, "held": after.held is not None, "reason": sentence})
     else:
         print(neutralise(f"{args.engine}: {sentence}"))
     return Exit.OK
+
+
+def _forget_failure(engine: str) -> None:
+    # A unit that systemd calls failed would go on being shown as held.
+    try:
+        Systemctl().reset_failed(unit_of(engine))
+    except BusError as error:
+        raise CliError(f"{engine}: released, but systemd still calls it failed: {error}") from None
 
 
 def decide(args: Namespace, ledger: burst.Ledger, now: float) -> tuple[burst.Ledger, str]:
@@ -68,7 +81,7 @@ def _record(args: Namespace, sentence: str) -> None:
     event = events.Event.HELD if args.verb == "hold" else events.Event.RELEASED
     fields = {
         events.ENGINE: args.engine,
-        events.UNIT: f"vllm-{args.engine}.service",
+        events.UNIT: unit_of(args.engine),
         events.REASON: sentence,
     }
     journal.send(event, f"{args.engine}: {sentence}", priority=journal.Priority.NOTICE, **fields)

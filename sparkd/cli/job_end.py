@@ -32,7 +32,8 @@ def judge(verb: str, unit: UnitFacts, held: Hold | None) -> Verdict | None:
     if verb == "stop":
         return Verdict(done=True, reason="", state="stopped") if down else None
     if unit.active_state == "active":
-        return Verdict(done=True, reason="", state="ready")
+        reason = unit.status_text if unit.status_text.startswith("ready") else ""
+        return Verdict(done=True, reason=reason, state="ready")
     if down and held is not None:
         return Verdict(done=False, reason=f"held: {held.reason}", state="held")
     if down:
@@ -44,4 +45,7 @@ def judge(verb: str, unit: UnitFacts, held: Hold | None) -> Verdict | None:
 
 
 def _why(unit: UnitFacts) -> str:
-    return unit.status_text or f"systemd says {unit.result or 'nothing about the cause'}"
+    # The post-mortem's last words; an earlier helper's text would be about something else.
+    if unit.status_text.startswith(("dead: ", "held: ")):
+        return unit.status_text
+    return f"the unit ended as {unit.result or 'unknown'}; 'sparkctl incidents' may know why"

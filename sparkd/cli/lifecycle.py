@@ -119,4 +119,4 @@ def sentence(verb: str, reply: Reply) -> tuple[str, bool]:
         return f"{name}: {verb} failed: {reason or reply['result']}", True
     if reply["result"] == "queued":
         return f"{name}: {verb} queued; 'sparkctl status {name}' shows how it goes", False
-    return f"{name}: {_DONE[verb]}" + (f": {reason}" if reason else ""), False
+    return f"{name}: {reason or _DONE[verb]}", False

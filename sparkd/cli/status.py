@@ -19,7 +19,8 @@ def run(args: Namespace) -> int:
     """Print the status.
 
     Returns:
-        OK; with names, NOT_RUNNING when one of these engines is not ready.
+        OK; with names, NOT_RUNNING when one of these engines is not ready; FAILURE when systemd
+        cannot be seen.
     """
     if args.names:
         sys.stdout.writelines(f"{name}\n" for name in engines.names())
@@ -31,6 +32,8 @@ def run(args: Namespace) -> int:
         engines.require(wanted, by_name)
         status["engines"] = [by_name[name] for name in wanted]
     _print(status, detailed=bool(wanted), as_json=args.json)
+    if status.get("stale"):
+        return Exit.FAILURE
     all_ready = all(engine["ready"] for engine in status["engines"])
     return Exit.NOT_RUNNING if wanted and not all_ready else Exit.OK
 

@@ -133,9 +133,7 @@ def details(engine: Json, now: float, paint: Paint) -> list[str]:
         ("Restarts", _restarts(engine["restarts"], now)),
         ("Last end", _last(engine.get("last_death"), now)),
     ]
-    death = engine.get("last_death") or {}
-    if not death.get("requested", True):
-        facts += [(name, _text(death[key])) for name, key in _DEATH_FACTS if death.get(key)]
+    facts += _why(engine.get("last_death"))
     if engine.get("drop_ins"):
         facts.append(("Drop-ins", ", ".join(_text(path) for path in engine["drop_ins"])))
     facts.append(("Log", f"sparkctl logs {_text(engine['name'])}"))
@@ -147,6 +145,17 @@ def details(engine: Json, now: float, paint: Paint) -> list[str]:
 _DEATH_FACTS = (
     ("Why", "reason"), ("Evidence", "evidence"), ("Then", "action_reason"), ("Hint", "hint"),
 )  # fmt: skip
+
+
+def _why(death: Json | None) -> Iterator[tuple[str, str]]:
+    if death is None or death["requested"]:
+        return
+    said = set()
+    for name, key in _DEATH_FACTS:
+        text = death.get(key)
+        if text and text not in said:
+            said.add(text)
+            yield name, _text(text)
 
 
 def _since(moment: float | None, now: float) -> str:
