@@ -87,6 +87,13 @@ class Verdict(NamedTuple):
     reason: str
     position: int = 0
 
+    @property
+    def summary(self) -> str:
+        """What happened, for a sentence to a person who does not ask which rule said so."""
+        if self.signature:
+            return f"{_WHAT[Label(self.label)].lower()}: {self.cls.replace('-', ' ')}"
+        return (self.reason[:1].lower() + self.reason[1:]).rstrip(".")
+
 
 class Classifier:
     """The incremental form: feed lines as they come, ask for a verdict at any time.

@@ -117,9 +117,9 @@ def explain(verdict: Verdict, finding: Finding | None, *, requested: bool) -> tu
         verdict.answer.holds or (finding is not None and finding.permanent)
     )
     if requested or finding is None:
-        return verdict.cls, verdict.reason, permanent
+        return verdict.cls, verdict.summary, permanent
     if verdict.signature and not (finding.permanent and not verdict.answer.holds):
-        return verdict.cls, verdict.reason, permanent
+        return verdict.cls, verdict.summary, permanent
     return finding.cls, finding.reason, permanent
 
 

@@ -119,7 +119,9 @@ def build(facts: Facts) -> Status:
     seen = unit_state.Slot(claim, waiters)
     engines = tuple(_engine_status(facts, engine, seen) for engine in facts.engines)
     holder = None if claim is None else engine_of(claim.unit)
-    waiting = tuple(engine_of(waiter.unit) for waiter in waiters)
+    # Who waits for the slot, then who waits for its job: systemd orders engines by After= first.
+    queued = [engine.name for engine in engines if engine.state is State.WAITING]
+    waiting = tuple(dict.fromkeys([*(engine_of(waiter.unit) for waiter in waiters), *queued]))
     return Status(facts, engines, holder, waiting)
 
 

@@ -220,7 +220,7 @@ class Gate:
         if time.monotonic() - self._fatal_since < LINGER_S:
             return False
         status = Status.WILL_FAIL_AGAIN if verdict.answer.holds else Status.NOT_READY
-        reason = f"{verdict.reason}, but its process does not end"
+        reason = f"{verdict.summary}, but its process does not end"
         self._fatal = Result(status, reason, verdict.cls)
         return True
 

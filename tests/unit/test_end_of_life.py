@@ -117,6 +117,9 @@ GATE = Finding("await-ready", "not-ready-in-time", "not ready after 1080 s", per
 BAD_MODEL = Finding("await-ready", "wrong-model", "serves a, not b", permanent=True)
 
 
+SUMMARY = "the start failed: cls"  # a line decided: the label and the class, in words
+
+
 def verdict(signature="", answer=RETRY):
     return Verdict("fatal-init", "cls", signature, "line", answer, "hint", "the log's reason")
 
@@ -125,19 +128,19 @@ def verdict(signature="", answer=RETRY):
     ("log", "finding", "requested", "expected"),
     [
         # the log names the cause, the helper only the symptom
-        (verdict("sig"), GATE, False, ("cls", "the log's reason", False)),
-        (verdict("sig", HOLD), GATE, False, ("cls", "the log's reason", True)),
+        (verdict("sig"), GATE, False, ("cls", SUMMARY, False)),
+        (verdict("sig", HOLD), GATE, False, ("cls", SUMMARY, True)),
         # no line said anything: the helper knows best
         (verdict(), GATE, False, ("not-ready-in-time", "not ready after 1080 s", False)),
         (verdict(), BAD_MODEL, False, ("wrong-model", "serves a, not b", True)),
         # what only the helper knows will fail again beats a line that heals
         (verdict("sig"), BAD_MODEL, False, ("wrong-model", "serves a, not b", True)),
-        (verdict("sig", HOLD), BAD_MODEL, False, ("cls", "the log's reason", True)),
+        (verdict("sig", HOLD), BAD_MODEL, False, ("cls", SUMMARY, True)),
         # nobody looked
-        (verdict("sig", HOLD), None, False, ("cls", "the log's reason", True)),
+        (verdict("sig", HOLD), None, False, ("cls", SUMMARY, True)),
         (verdict(), None, False, ("cls", "the log's reason", False)),
         # an operator's stop holds nothing, whatever was found
-        (verdict("sig", HOLD), BAD_MODEL, True, ("cls", "the log's reason", False)),
+        (verdict("sig", HOLD), BAD_MODEL, True, ("cls", SUMMARY, False)),
     ],
 )
 def test_explain(log, finding, requested, expected):
