@@ -9,11 +9,11 @@ and answers when its work is done; the loop never waits.
 import ctypes
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import gi
 from gi.repository import Gio, GLib
 
+from sparkd.adapters.systemd_bus import Untyped
 from sparkd.core.bus_contract import ERROR_PREFIX, ERRORS, INTERFACE, INTROSPECTION, NAME, PATH
 
 DO_NOT_QUEUE = 4
@@ -30,12 +30,14 @@ class NameTakenError(Exception):
 class Call:
     """One method call that waits for its answer; it must be answered exactly once."""
 
-    def __init__(self, con: Any, invocation: Any, sender: str, method: str, arguments: Any) -> None:  # noqa: ANN401
+    def __init__(
+        self, con: Untyped, invocation: Untyped, sender: str, method: str, arguments: Untyped
+    ) -> None:
         self._con = con
         self._invocation = invocation
         self.sender = sender
         self.method = method
-        self.arguments: tuple[Any, ...] = arguments
+        self.arguments: tuple[Untyped, ...] = arguments
 
     def reply(self, text: str) -> None:
         """Answer with one string."""
@@ -71,7 +73,7 @@ class Service:
 
     def __init__(
         self,
-        con: Any,  # noqa: ANN401
+        con: Untyped,
         handlers: Mapping[str, Callable[[Call], None]],
         properties: Mapping[str, str],
     ) -> None:
@@ -99,13 +101,13 @@ class Service:
 
     def _method(
         self,
-        con: Any,
+        con: Untyped,
         sender: str,
         _path: str,
         _iface: str,
         method: str,
-        parameters: Any,
-        inv: Any,  # noqa: ANN401
+        parameters: Untyped,
+        inv: Untyped,
     ) -> None:
         call = Call(con, inv, sender, method, parameters.unpack())
         try:
@@ -115,14 +117,14 @@ class Service:
             call.fail("Failed", f"sparkd failed: {type(error).__name__}: {error}")
             raise
 
-    def _property(self, _con: Any, _sender: str, _path: str, _iface: str, name: str) -> Any:  # noqa: ANN401
+    def _property(self, _con: Untyped, _sender: str, _path: str, _iface: str, name: str) -> Untyped:
         return GLib.Variant("s", self._properties[name])
 
 
 class _Authorization:
     """Who calls, and may they? Asked without blocking: uid first, then polkit."""
 
-    def __init__(self, con: Any, call: Call, action: str, then: Callable[[int], None]) -> None:  # noqa: ANN401
+    def __init__(self, con: Untyped, call: Call, action: str, then: Callable[[int], None]) -> None:
         self._con = con
         self._call = call
         self._action = action
@@ -138,15 +140,15 @@ class _Authorization:
         self,
         peer: tuple[str, str, str],
         method: str,
-        arguments: Any,
+        arguments: Untyped,
         limit: float,
-        then: Any,  # noqa: ANN401
+        then: Untyped,
     ) -> None:
         self._con.call(
             *peer, method, arguments, None, Gio.DBusCallFlags.NONE, int(limit * 1000), None, then
         )
 
-    def _got_uid(self, con: Any, result: Any) -> None:  # noqa: ANN401
+    def _got_uid(self, con: Untyped, result: Untyped) -> None:
         try:
             self._uid = con.call_finish(result).unpack()[0]
         except GLib.GError:
@@ -164,7 +166,7 @@ class _Authorization:
             "CheckAuthorization", arguments, AUTHORIZATION_S, self._got_answer,
         )  # fmt: skip
 
-    def _got_answer(self, con: Any, result: Any) -> None:  # noqa: ANN401
+    def _got_answer(self, con: Untyped, result: Untyped) -> None:
         try:
             allowed = con.call_finish(result).unpack()[0][0]
         except GLib.GError:
@@ -203,6 +205,6 @@ def _object_unref() -> Callable[[int], None]:
     return drop
 
 
-def _drop_leaked_reference(invocation: Any) -> None:  # noqa: ANN401
+def _drop_leaked_reference(invocation: Untyped) -> None:
     if _leaks():
         _object_unref()(hash(invocation))  # a GObject wrapper's hash is the object's address

@@ -8,7 +8,7 @@ there pydbus has no time-out at all, and its signals cost five times as much (me
 
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import pydbus
 from gi.repository import Gio, GLib
@@ -24,6 +24,9 @@ UNIT_PATHS = f"{MANAGER_PATH}/unit/"
 ENGINE_PATHS = f"{UNIT_PATHS}vllm_2d"
 """How the object paths of all units named 'vllm-…' begin."""
 
+Untyped: TypeAlias = Any
+"""What pydbus and gi give and take: neither has types."""
+
 TIMEOUT_S = 5.0
 """systemd answers within milliseconds, and within a few seconds while it re-executes itself."""
 RELOAD_S = 60.0
@@ -38,7 +41,7 @@ class JobResult(NamedTuple):
     result: str
 
 
-def connect() -> Any:  # noqa: ANN401  (pydbus and gi have no types)
+def connect() -> Untyped:
     """The system bus.
 
     Raises:
@@ -56,7 +59,7 @@ def connect() -> Any:  # noqa: ANN401  (pydbus and gi have no types)
 class Systemd(ServiceManager):
     """The system's service manager. Methods may be called from any thread."""
 
-    def __init__(self, bus: Any) -> None:  # noqa: ANN401
+    def __init__(self, bus: Untyped) -> None:
         """Introspect the manager once.
 
         Raises:
@@ -126,15 +129,15 @@ class Systemd(ServiceManager):
                 return ""  # it ended between the two questions
             raise
 
-    def _property(self, path: str, interface: str, name: str) -> Any:  # noqa: ANN401
+    def _property(self, path: str, interface: str, name: str) -> Untyped:
         arguments = GLib.Variant("(ss)", (interface, name))
         return self._ask(path, "Get", arguments).unpack()[0]
 
-    def _properties(self, path: str, interface: str) -> Any:  # noqa: ANN401
+    def _properties(self, path: str, interface: str) -> Untyped:
         """A whole interface's properties, still packed: unpacking costs more than the call."""
         return self._ask(path, "GetAll", GLib.Variant("(s)", (interface,))).get_child_value(0)
 
-    def _ask(self, path: str, method: str, arguments: Any) -> Any:  # noqa: ANN401
+    def _ask(self, path: str, method: str, arguments: Untyped) -> Untyped:
         try:
             return self._con.call_sync(
                 NAME, path, PROPERTIES, method, arguments, None,
@@ -208,7 +211,7 @@ class Systemd(ServiceManager):
             if error.name != f"{NAME}.AlreadySubscribed":
                 raise
 
-    def _call(self, method: str, *arguments: object, timeout: float = TIMEOUT_S) -> Any:  # noqa: ANN401
+    def _call(self, method: str, *arguments: object, timeout: float = TIMEOUT_S) -> Untyped:
         try:
             return getattr(self._manager, method)(*arguments, timeout=timeout)
         except GLib.GError as error:
@@ -224,7 +227,7 @@ class Watch:
 
     def __init__(
         self,
-        bus: Any,  # noqa: ANN401
+        bus: Untyped,
         *,
         on_unit: Callable[[str], None],
         on_job: Callable[[JobResult], None],
@@ -257,40 +260,24 @@ class Watch:
         name: str,
         path: str | None,
         arg0: str | None,
-        callback: Any,  # noqa: ANN401
+        callback: Untyped,
     ) -> None:
         flags = Gio.DBusSignalFlags.NONE
         self._con.signal_subscribe(NAME, interface, name, path, arg0, flags, callback)
 
-    def _properties(self, _con: Any, _sender: str, path: str, *_rest: Any) -> None:  # noqa: ANN401
+    def _properties(self, _con: Untyped, _sender: str, path: str, *_rest: Untyped) -> None:
         if path.startswith(ENGINE_PATHS):
             self._on_unit(unit_at(path))
 
-    def _job(
-        self,
-        _con: Any,
-        _sender: str,
-        _path: str,
-        _iface: str,
-        _name: str,
-        parameters: Any,  # noqa: ANN401
-    ) -> None:
-        _, path, unit, result = parameters.unpack()
+    def _job(self, *signal: Untyped) -> None:
+        _, path, unit, result = signal[-1].unpack()
         self._on_job(JobResult(path, unit, result))
 
-    def _reloading(
-        self,
-        _con: Any,
-        _sender: str,
-        _path: str,
-        _iface: str,
-        _name: str,
-        parameters: Any,  # noqa: ANN401
-    ) -> None:
-        if not parameters.unpack()[0]:
+    def _reloading(self, *signal: Untyped) -> None:
+        if not signal[-1].unpack()[0]:
             self._on_everything()
 
-    def _owner(self, *_arguments: Any) -> None:  # noqa: ANN401
+    def _owner(self, *_arguments: Untyped) -> None:
         self._on_everything()
 
 
@@ -305,16 +292,16 @@ def unit_at(path: str) -> str:
     return re.sub(r"_([0-9a-f]{2})", lambda m: chr(int(m[1], 16)), label)
 
 
-def _get(packed: Any, name: str) -> Any:  # noqa: ANN401
+def _get(packed: Untyped, name: str) -> Untyped:
     value = packed.lookup_value(name, None)
     return None if value is None else value.unpack()
 
 
-def _seconds(packed: Any, name: str) -> float:  # noqa: ANN401
+def _seconds(packed: Untyped, name: str) -> float:
     return float(_get(packed, name) or 0) / 1e6
 
 
-def _bus_error(error: Any) -> BusError:  # noqa: ANN401
+def _bus_error(error: Untyped) -> BusError:
     name = Gio.DBusError.get_remote_error(error) or ""
     message = str(error.message)
     _, mark, rest = message.partition(f"GDBus.Error:{name}: ")

@@ -113,7 +113,9 @@ class Orders:
         elif not order.jobless_since:
             order.jobless_since = now
         elif now - order.jobless_since > LOST_S:
-            order.end("unknown")
+            wanted = "inactive" if order.verb == "stop" else "active"
+            there = unit is not None and unit.active_state == wanted
+            order.end("done" if there else "unknown")
 
 
 def _answer(order: Order, engine: EngineStatus | None, last: Record | None) -> None:
