@@ -7,7 +7,7 @@ too: the engines do not depend on it.
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -20,6 +20,12 @@ READ_TIMEOUT_S = 5.0
 """The daemon answers from a snapshot, within milliseconds."""
 CHANGE_TIMEOUT_S = 120.0
 """Long enough for a person to authenticate to polkit."""
+
+WATCH_S = 1.0
+"""How often somebody who watches a wait is told how it goes."""
+
+Watch = Callable[[Mapping[str, str]], None]
+"""Told which engines are waited for and what each is doing."""
 
 _ABSENT = frozenset(
     {
@@ -119,11 +125,13 @@ def apply(*, dry_run: bool, force: bool, prune: bool) -> dict[str, Any]:
     return value
 
 
-def operate(method: str, engines: Sequence[str], *, wait: bool) -> Iterator[Outcome]:
+def operate(
+    method: str, engines: Sequence[str], *, wait: bool, watch: Watch | None = None
+) -> Iterator[Outcome]:
     """Call Start, Stop or Restart for each engine at once, and yield the answers as they come.
 
     With `wait` an answer may take as long as an engine takes to load: then there is no deadline,
-    but a daemon that goes away ends every wait at once.
+    but a daemon that goes away ends every wait at once. `watch` is told meanwhile how it goes.
     """
     try:
         bus = Bus()
@@ -140,8 +148,10 @@ def operate(method: str, engines: Sequence[str], *, wait: bool) -> Iterator[Outc
             called.add(engine)
         deadline = None if wait else time.monotonic() + CHANGE_TIMEOUT_S
         while waiting:
-            timeout_s = None if deadline is None else deadline - time.monotonic()
-            ticket = bus.wait(list(waiting), timeout_s)
+            ticket = bus.wait(list(waiting), _patience(deadline, watch))
+            if ticket is None and deadline is None and watch is not None:
+                _tell(bus, list(waiting.values()), watch)
+                continue
             if ticket is None:
                 break
             engine = waiting.pop(ticket)
@@ -154,6 +164,23 @@ def operate(method: str, engines: Sequence[str], *, wait: bool) -> Iterator[Outc
         bus.close()
     for engine in left:
         yield Outcome(engine, absent=DaemonAbsentError(lost, sent=engine in called))
+
+
+def _patience(deadline: float | None, watch: Watch | None) -> float | None:
+    if deadline is not None:
+        return deadline - time.monotonic()
+    return None if watch is None else WATCH_S
+
+
+def _tell(bus: Bus, engines: Sequence[str], watch: Watch) -> None:
+    ticket = bus.call(TARGET, "Status", ())
+    if bus.wait([ticket], READ_TIMEOUT_S) is None:
+        return
+    try:
+        seen = _decode(bus, ticket)["engines"]
+    except (DaemonError, DaemonAbsentError):
+        return  # the answer that is waited for will tell
+    watch({row["name"]: str(row["reason"]) for row in seen if row["name"] in engines})
 
 
 def _outcome(bus: Bus, ticket: int, engine: str) -> Outcome:

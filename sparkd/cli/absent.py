@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sparkd.adapters import database, operations
+from sparkd.adapters.bus_client import Watch
 from sparkd.adapters.config_view import ConfigView
 from sparkd.adapters.journal import EventReader
 from sparkd.adapters.observe import NO_HISTORY, History, Observer
@@ -106,7 +107,9 @@ def _since(cursor: str | None) -> Iterator[Record | Boot]:
         reader.close()
 
 
-def operate(verb: str, engines: Sequence[str], *, wait: bool) -> Iterator[dict[str, Any]]:
+def operate(
+    verb: str, engines: Sequence[str], watch: Watch, *, wait: bool
+) -> Iterator[dict[str, Any]]:
     """Order it from systemd, as the daemon would have; replies as the daemon's.
 
     Raises:
@@ -127,16 +130,16 @@ def operate(verb: str, engines: Sequence[str], *, wait: bool) -> Iterator[dict[s
             queued.append(engine)
     for engine in queued:
         if wait:
-            yield _reply(engine, _until_over(manager, files, verb, engine))
+            yield _reply(engine, _until_over(manager, files, verb, engine, watch))
         else:
             yield _reply(engine, Verdict(done=True, reason=""), result="queued")
 
 
-def follow(verb: str, engine: str, *, wait: bool) -> dict[str, Any]:
+def follow(verb: str, engine: str, watch: Watch, *, wait: bool) -> dict[str, Any]:
     """Take over from a daemon that went away in the middle of an order."""
     manager, files = Systemctl(), StateFiles()
     if wait:
-        return _reply(engine, _until_over(manager, files, verb, engine))
+        return _reply(engine, _until_over(manager, files, verb, engine, watch))
     try:
         job = manager.unit(unit_of(engine)).job_type
     except BusError as error:
@@ -147,7 +150,9 @@ def follow(verb: str, engine: str, *, wait: bool) -> dict[str, Any]:
     return _reply(engine, Verdict(done=False, reason=reason))
 
 
-def _until_over(manager: Viewer, files: StateFiles, verb: str, engine: str) -> Verdict:
+def _until_over(
+    manager: Viewer, files: StateFiles, verb: str, engine: str, watch: Watch
+) -> Verdict:
     """Watch the unit until the order is carried out or has failed; systemd's limits bound it."""
     seen_at = time.monotonic()
     while True:
@@ -161,6 +166,7 @@ def _until_over(manager: Viewer, files: StateFiles, verb: str, engine: str) -> V
             verdict = judge(verb, unit, files.ledger(engine).held)
             if verdict is not None:
                 return verdict
+            watch({engine: unit.status_text or unit.sub_state})
         time.sleep(POLL_S)
 
 

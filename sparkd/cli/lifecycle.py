@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sparkctl start`, `stop` and `restart`: through the daemon, or as root without it."""
 
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,7 @@ from sparkd.adapters.bus_client import DaemonAbsentError, Outcome
 from sparkd.cli import engines
 from sparkd.cli.answers import code_of, print_json
 from sparkd.cli.exits import CliError, Exit
+from sparkd.cli.progress import Progress
 from sparkd.cli.status import fetch
 from sparkd.cli.terminal import neutralise
 
@@ -34,13 +36,16 @@ def run(args: Namespace) -> int:
     """
     names = _selected(args)
     wait = not args.no_block if args.verb == "stop" else bool(args.wait)
+    progress = Progress(sys.stderr, os.environ)
     replies = []
     try:
-        for reply in _replies(args.verb, names, wait=wait):
+        for reply in _replies(args.verb, names, progress, wait=wait):
             replies.append(reply)
+            progress.clear()
             if not args.json:
                 _say(args.verb, reply)
     except KeyboardInterrupt:
+        progress.clear()
         print("sparkctl: no longer waiting; what was ordered goes on", file=sys.stderr)
         raise
     if args.json:
@@ -65,28 +70,36 @@ def _selected(args: Namespace) -> list[str]:
     return chosen
 
 
-def _replies(verb: str, names: list[str], *, wait: bool) -> Iterator[Reply]:
+def _replies(verb: str, names: list[str], progress: Progress, *, wait: bool) -> Iterator[Reply]:
     absent: list[str] = []
     lost: list[str] = []
-    for outcome in bus_client.operate(verb.capitalize(), names, wait=wait):
+    watch = progress.show if progress.enabled else None
+    for outcome in bus_client.operate(verb.capitalize(), names, wait=wait, watch=watch):
         if outcome.absent is None:
             yield _reply(outcome)
         else:
             (lost if outcome.absent.sent else absent).append(outcome.engine)
             why = outcome.absent
     if absent or lost:
-        yield from _without_daemon(verb, absent, lost, why, wait=wait)
+        progress.clear()
+        yield from _without_daemon(verb, absent, lost, why, progress, wait=wait)
 
 
 def _without_daemon(
-    verb: str, absent: list[str], lost: list[str], why: DaemonAbsentError, *, wait: bool
+    verb: str,
+    absent: list[str],
+    lost: list[str],
+    why: DaemonAbsentError,
+    progress: Progress,
+    *,
+    wait: bool,
 ) -> Iterable[Reply]:
     from sparkd.cli import absent as direct  # noqa: PLC0415  (the daemon is usually there)
 
     direct.say(str(why))
-    yield from direct.operate(verb, absent, wait=wait)
+    yield from direct.operate(verb, absent, progress.show, wait=wait)
     for engine in lost:
-        yield direct.follow(verb, engine, wait=wait)
+        yield direct.follow(verb, engine, progress.show, wait=wait)
 
 
 def _reply(outcome: Outcome) -> Reply:

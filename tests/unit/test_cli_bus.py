@@ -91,6 +91,21 @@ def test_answers_come_in_their_own_order():
 
 
 @pytest.mark.usefixtures("peer")
+def test_who_watches_a_wait_hears_how_it_goes(monkeypatch):
+    monkeypatch.setattr(bus_client, "WATCH_S", 0.05)
+    told = []
+
+    def watch(texts):
+        told.append(texts)
+        if len(told) == 2:
+            assert [one.engine for one in bus_client.operate("Start", ["quick"], wait=True)]
+
+    (outcome,) = bus_client.operate("Start", ["late"], wait=True, watch=watch)
+    assert outcome.reply["result"] == "failed"
+    assert told[:2] == [{"late": "loads"}, {"late": "loads"}]
+
+
+@pytest.mark.usefixtures("peer")
 def test_a_daemon_that_dies_ends_every_wait():
     outcomes = list(bus_client.operate("Restart", ["late", "dies"], wait=True))
     assert sorted(outcome.engine for outcome in outcomes) == ["dies", "late"]

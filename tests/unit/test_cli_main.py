@@ -93,7 +93,8 @@ def test_every_refusal_has_its_exit_status():
 
 
 def outcomes(*found):
-    def operate(method, names, *, wait):
+    def operate(method, names, *, wait, watch):
+        assert watch is None, "nobody watches without a terminal"
         operate.called = (method, list(names), wait)
         yield from found
 

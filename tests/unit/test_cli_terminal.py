@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkd.cli.progress import Progress, line
 from sparkd.cli.terminal import WIDTH_MAX, Paint, columns, neutralise, paint_for
 
 
@@ -71,3 +72,29 @@ def test_paint_adds_nothing_when_off():
 
 def test_columns_line_up():
     assert columns([("A", "N"), ("bbb", "10")], right=frozenset({1})) == ["A     N", "bbb  10"]
+
+
+def test_progress_is_one_line_that_goes_away():
+    terminal = _Terminal()
+    progress = Progress(terminal, {"TERM": "xterm"})
+    progress.clear()
+    progress.show({"a": "loading\x1b[2J weights", "b": "waiting"})
+    progress.clear()
+    progress.clear()
+    assert terminal.getvalue() == "\r\x1b[Ka: loading weights; b: waiting\r\x1b[K"
+
+
+@pytest.mark.parametrize(
+    ("stream", "environment"), [(io.StringIO(), {"TERM": "xterm"}), (_Terminal(), {"TERM": "dumb"})]
+)
+def test_progress_is_for_terminals(stream, environment):
+    progress = Progress(stream, environment)
+    progress.show({"a": "loading"})
+    progress.clear()
+    assert stream.getvalue() == ""
+    assert not progress.enabled
+
+
+@given(st.text(), st.integers(1, 200))
+def test_progress_never_wraps(text, width):
+    assert len(line({"a": text}, width)) < max(width, 2)
