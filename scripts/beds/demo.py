@@ -175,7 +175,7 @@ def lose_one(demo: Demo) -> None:
     )
     fatal = [line for line in log.splitlines() if "CUDA error" in line]
     require(fatal, "the engine's own log has the fatal line")
-    demo.note(f"its log: {fatal[-1].partition('] ')[2]}")
+    demo.note(f"its log: {fatal[0].partition('] ')[2] or fatal[0]}")
     demo.note("systemd: exit status 0, Result=success; Restart=on-failure would leave it dead")
     require(incident["engine"] == "chat", "the incident is chat's")
     require(incident["exit_code"] == 0, "the exit status was 0")
