@@ -69,7 +69,7 @@ def archive(text):
 def document(path, files, owner):
     """Find the file or the template, and its drop-ins, as the adapter does on a disk."""
     folder, name = path.rsplit("/", 1)
-    prefix, at, rest = name.partition("@")
+    prefix, at, _ = name.partition("@")
     template = f"{folder}/{prefix}@.{name.rsplit('.', 1)[1]}"
     real = path if path in files or not at else template
     folders = [f"{template}.d/"] if at else []

@@ -422,7 +422,7 @@ class _Builder:
             self.notebook.add(
                 word.origin, codes.UNKNOWN_VALUE, f"{name} is not carried over: {word.problem}"
             )
-        elif found := vllm_args.placeholder(word.text):
+        elif (found := vllm_args.placeholder(word.text)) and not self.launch.exact:
             raise RefusalError(word.origin, f"the placeholder {found} was never filled in")
         else:
             if name == "VLLM_SKIP_INIT_MEMORY_CHECK" and word.text not in {"", "0"}:

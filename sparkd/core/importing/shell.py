@@ -426,10 +426,13 @@ class Shell:
                     if isinstance(inner, Variable):
                         self._add_variable(inner, fields, lone=True)
             return
+        joins = part.quoted and "*" in {part.name, part.subscript}
         for number, value in enumerate(values):
-            if number:
+            if number and joins:
+                fields.add(" ", quoted=True)
+            elif number:
                 fields.separate()
-            fields.add_value(value, quoted=part.quoted, lone=True)
+            fields.add_value(value, quoted=part.quoted, lone=not joins)
         if not values:
             fields.vanish()
 

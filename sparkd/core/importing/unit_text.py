@@ -2,6 +2,7 @@
 """Unit files as systemd reads them: sections, continuation lines, drop-ins, resets."""
 
 import bisect
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,6 +10,8 @@ from typing import NamedTuple
 from sparkd.core.importing.model import Origin
 
 _BLANK = " \t\r\n"
+# A carriage return ends a line for systemd too.
+_END_OF_LINE = re.compile(r"\r\n|\n\r|\n|\r|\0")
 
 
 class Fragment(NamedTuple):
@@ -43,8 +46,7 @@ def parse(fragment: Fragment) -> list[Setting]:
     section = ""
     joined, starts, lines = "", [0], [0]
     continuing = False
-    for number, raw in enumerate(fragment.text.removeprefix("\ufeff").split("\n"), start=1):
-        line = raw.rstrip("\r")
+    for number, line in enumerate(_END_OF_LINE.split(fragment.text.removeprefix("\ufeff")), start=1):
         if line.lstrip(_BLANK)[:1] in {"#", ";"}:
             continue  # a comment, also between two continuation lines
         if continuing:

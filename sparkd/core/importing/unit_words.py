@@ -279,8 +279,8 @@ def _file_value(text: str, index: int) -> tuple[str, int]:
             else:
                 parts.append(character)
             kept = len(parts)
-        elif character == "\\" and following:
-            if following != "\n":
+        elif character == "\\":
+            if following not in {"\n", ""}:
                 protects = not quote or following in '"\\`$'
                 parts.append(following if protects else "\\" + following)
             at_start, kept = False, len(parts)

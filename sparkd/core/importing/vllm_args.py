@@ -71,7 +71,8 @@ def read(
         RefusalError: an argument cannot be known, or the line is not one that vLLM accepts.
     """
     # Unquoted, `{{ name }}` is three words.
-    if found := placeholder(" ".join(word.text for word in arguments)):
+    found = placeholder(" ".join(word.text for word in arguments))
+    if found and not exact:
         raise RefusalError(origin, f"the placeholder {found} was never filled in")
     previous = ""
     for word in arguments:
@@ -82,10 +83,11 @@ def read(
             continue
         if word.problem:
             raise RefusalError(word.origin, f"an argument of vllm cannot be known: {word.problem}")
-        if found := placeholder(word.text):
+        found = placeholder(word.text)
+        if found and not exact:
             raise RefusalError(word.origin, f"the placeholder {found} was never filled in")
     table = ServeTable()
-    flags = _flags(arguments, table)
+    flags = _flags(arguments, table, exact=exact)
     flags = _with_config_file(flags, table, notebook, read_file)
     flags = _join_dotted(flags, notebook)
     for flag in flags:
@@ -95,7 +97,7 @@ def read(
     return table
 
 
-def _flags(arguments: Sequence[Word], table: ServeTable) -> list[Flag]:
+def _flags(arguments: Sequence[Word], table: ServeTable, *, exact: bool) -> list[Flag]:
     flags: list[Flag] = []
     index = 0
     if arguments and not arguments[0].text.startswith("-"):
@@ -109,6 +111,10 @@ def _flags(arguments: Sequence[Word], table: ServeTable) -> list[Flag]:
             while index < len(arguments) and not _is_option(arguments[index].text):
                 index += 1
         values = list(arguments[first:index]) if value is None else [value]
+        if exact:
+            # The configuration said so; whether vLLM takes it is not asked again.
+            flags.append(Flag(name, tuple(values), value is not None, word.origin))
+            continue
         values, stray = _claim(name, values, is_joined=value is not None)
         if value is not None:
             while index < len(arguments) and not _is_option(arguments[index].text):
@@ -308,7 +314,7 @@ def _as_list(value: object) -> list[object]:
 
 def _value(name: str, flag: Flag, *, exact: bool) -> object:
     if not flag.values:
-        if name in vllm_flags.SINGLE | vllm_flags.LISTS:
+        if not exact and name in vllm_flags.SINGLE | vllm_flags.LISTS:
             raise RefusalError(flag.origin, f"--{name} needs a value")
         return True
     texts = [word.text for word in flag.values]
@@ -316,11 +322,11 @@ def _value(name: str, flag: Flag, *, exact: bool) -> object:
         return _json_list(texts[0], exact=exact)
     if name in vllm_flags.COMMA_JOINED and len(texts) == 1 and flag.joined:
         return texts[0].split(",")
-    if name in vllm_flags.REPEATABLE:
+    if name in vllm_flags.REPEATABLE and (flag.joined or not exact):
         return texts
     if name == "served-model-name":
         return texts
-    if name in vllm_flags.LISTS or len(texts) > 1:
+    if (name in vllm_flags.LISTS and not flag.joined) or len(texts) > 1:
         return [_scalar(name, text, exact=exact) for text in texts]
     return _scalar(name, texts[0], exact=exact)
 
