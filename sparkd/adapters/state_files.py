@@ -88,6 +88,17 @@ class StateFiles:
         value = {"invocation_id": invocation_id, "launch_hash": launch_hash}
         write_atomic(self._run / "started" / f"{unit}.json", json.dumps(value) + "\n")
 
+    def started(self, unit: str) -> str | None:
+        """The invocation that was started last and whose end has not been recorded."""
+        match _read_json(self._run / "started" / f"{unit}.json"):
+            case {"invocation_id": str(invocation)}:
+                return invocation
+        return None
+
+    def drop_started(self, unit: str) -> None:
+        """Say that the end of the last invocation is on record."""
+        (self._run / "started" / f"{unit}.json").unlink(missing_ok=True)
+
     def launch_hash(self, unit: str, invocation_id: str) -> str | None:
         """The launch hash of this very invocation; None when it is not known."""
         match _read_json(self._run / "started" / f"{unit}.json"):

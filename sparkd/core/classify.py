@@ -134,6 +134,11 @@ class Classifier:
         """Whether the current life has served."""
         return self._life.ready is not None
 
+    @property
+    def exit_state(self) -> ExitState | None:
+        """How the current life ended, as far as systemd's own lines tell."""
+        return exit_from_journal(self._life.exit)
+
     def feed(self, line: Line, position: int = 0) -> Match | None:
         """Take one line; return the match that counts for the verdict, if any.
 
@@ -164,7 +169,7 @@ class Classifier:
             requested: whether a stop had been asked for; None lets the log's own marks decide.
         """
         life = self._life
-        exit_state = exit_state or exit_from_journal(life.exit)
+        exit_state = exit_state or self.exit_state
         if requested:
             return self._clean_stop(exit_state)
         frame = self._unexplained_frame()

@@ -12,7 +12,7 @@ class Expanded(str):
     __slots__ = ()
 
 
-def await_slot_argv(engine: EngineConfig) -> list[str]:
+def await_slot_argv(engine: EngineConfig, restart: RestartPolicy) -> list[str]:
     """Return the options of await-slot (ExecStartPre=)."""
     return [
         f"--engine={engine.name}",
@@ -24,6 +24,8 @@ def await_slot_argv(engine: EngineConfig) -> list[str]:
         f"--model={engine.model}",
         f"--user={engine.user}",
         f"--memory-utilization={engine.memory_utilization!r}",
+        f"--burst={restart.burst}",
+        f"--window={restart.window_seconds}",
     ]
 
 

@@ -148,7 +148,8 @@ def _process(engine: EngineConfig) -> Iterator[str]:
 def _commands(engine: EngineConfig, config: HostConfig, host: HostFacts) -> Iterator[str]:
     # "+": as root and outside the sandbox, for /proc, the journal and sparkd's own state.
     libexec = host.libexec
-    yield from _command("ExecStartPre", f"+{libexec}/await-slot", await_slot_argv(engine))
+    options = await_slot_argv(engine, config.restart)
+    yield from _command("ExecStartPre", f"+{libexec}/await-slot", options)
     serve = [
         "serve", engine.model, "--host", engine.host, "--port", str(engine.port), *engine.serve,
     ]  # fmt: skip

@@ -5,8 +5,12 @@ Works without the daemon: the slot is a file and a question to systemd, see `spa
 """
 
 import argparse
+import contextlib
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 from sparkd.adapters import clock, journal, notify, proc, systemctl
 from sparkd.adapters.state_files import StateFiles
@@ -17,6 +21,8 @@ from sparkd.helpers import unit as own_unit
 
 POLL_S = 0.5
 """One look costs a `systemctl show` of about 10 ms."""
+LOST_S = 30.0
+"""Reading a lost life's last words is bounded like any post-mortem."""
 EXTEND_S = 60.0
 """How far each look moves systemd's time limit for this command."""
 
@@ -32,6 +38,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--executable", required=True)
     p.add_argument("--model", required=True)
     p.add_argument("--user", required=True)
+    p.add_argument("--burst", type=int, default=3, help="see post-mortem")
+    p.add_argument("--window", type=float, default=3600.0, metavar="SECONDS")
     p.add_argument("--memory-utilization", type=float, default=preflight.DEFAULT_UTILIZATION)
     p.add_argument(
         "--obstacle-limit",
@@ -53,6 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
     own_unit.end_well_when_stopped(options.unit)
     files = StateFiles()
+    _record_lost_life(options, files)
     held = files.ledger(options.engine).held
     if held is not None:
         finding = Finding("await-slot", "held", f"held: {held.reason}", permanent=True)
@@ -64,6 +73,28 @@ def main(argv: list[str] | None = None) -> int:
         return _wait_for_turn(options, files)
     finally:
         files.drop_waiter(options.unit)
+
+
+def _record_lost_life(options: argparse.Namespace, files: StateFiles) -> None:
+    """Have the end of the last life recorded when nobody did.
+
+    systemd 257 on a kernel with cgroup.kill takes ExecStopPost= along after `systemctl kill
+    --signal=KILL` (measured on 6.18), and systemd-oomd kills in the same way: without this such a
+    death would neither be recorded nor count.
+    """
+    last = files.started(options.unit)
+    if last is None or last == own_unit.invocation_id():
+        return
+    argv = [
+        str(Path(sys.argv[0]).with_name("post-mortem")),
+        f"--engine={options.engine}",
+        f"--unit={options.unit}",
+        f"--burst={options.burst}",
+        f"--window={options.window}",
+        f"--lost={last}",
+    ]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(argv, timeout=LOST_S, check=False)
 
 
 def _wait_for_turn(options: argparse.Namespace, files: StateFiles) -> int:

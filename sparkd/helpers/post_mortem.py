@@ -13,14 +13,16 @@ import os
 import time
 import traceback
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from sparkd.adapters import clock, journal, notify, systemctl
 from sparkd.adapters.catalogue import load_catalogue
 from sparkd.adapters.state_files import StateFiles
 from sparkd.core import burst, end_of_life, events
-from sparkd.core.classify import Classifier, ExitState, Verdict
+from sparkd.core.classify import Classifier, ExitState
 from sparkd.core.end_of_life import Finding, Record, UnitAtEnd
 from sparkd.core.lines import frame
+from sparkd.core.signatures import Label
 from sparkd.helpers import unit as own_unit
 
 LINES_MAX = 300_000
@@ -47,7 +49,24 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--unit", required=True)
     p.add_argument("--burst", type=int, default=3)
     p.add_argument("--window", type=float, default=3600.0, metavar="SECONDS")
+    p.add_argument(
+        "--lost",
+        default="",
+        metavar="INVOCATION",
+        help="record the end of an earlier invocation for which no post-mortem was run",
+    )
     return p
+
+
+class Ending(NamedTuple):
+    """An ended invocation, as far as systemd tells of it."""
+
+    invocation_id: str
+    unit: UnitAtEnd
+    exit_state: ExitState | None
+    """None: only the journal knows."""
+    requested: bool | None
+    """None: only the journal knows."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -66,24 +85,33 @@ def main(argv: list[str] | None = None) -> int:
 
 def _post_mortem(options: argparse.Namespace) -> None:
     files = StateFiles()
-    invocation = own_unit.invocation_id()
-    finding = files.finding(options.unit, invocation)
+    ending = _lost(options.lost) if options.lost else _just_ended(options.unit)
+    finding = files.finding(options.unit, ending.invocation_id)
     if finding is not None and finding.cls == "held":
         # Nothing lived: `await-slot` refused a held engine. Only the restart has to be cancelled.
         systemctl.stop_no_block(options.unit)
         return
+    record = _judge(options, files, ending, finding)
+    if record.action == "hold" and not options.lost:
+        systemctl.stop_no_block(options.unit)
+    _tell(record)
+    files.drop_started(options.unit)
+
+
+def _just_ended(unit: str) -> Ending:
+    at_end = _unit_at_end(unit)
     exit_state = ExitState(
         os.environ.get("SERVICE_RESULT", ""),
         os.environ.get("EXIT_CODE", ""),
         os.environ.get("EXIT_STATUS", ""),
     )
-    unit = _unit_at_end(options.unit)
-    requested = end_of_life.was_requested(unit)
-    verdict = _read_log(options.unit, unit, exit_state, requested=requested)
-    record = _judge(options, files, exit_state, unit, verdict, finding, requested=requested)
-    if record.action == "hold":
-        systemctl.stop_no_block(options.unit)
-    _tell(record)
+    requested = end_of_life.was_requested(at_end)
+    return Ending(own_unit.invocation_id(), at_end, exit_state, requested)
+
+
+def _lost(invocation_id: str) -> Ending:
+    """Of an earlier invocation systemd keeps nothing: its lines in the journal must do."""
+    return Ending(invocation_id, UnitAtEnd("", 0, 0, 0, 0), None, None)
 
 
 def _unit_at_end(unit: str) -> UnitAtEnd:
@@ -106,28 +134,28 @@ def _unit_at_end(unit: str) -> UnitAtEnd:
     )
 
 
-def _read_log(name: str, unit: UnitAtEnd, exit_state: ExitState, *, requested: bool) -> Verdict:
-    """Classify what the invocation and the kernel logged, in the order of time."""
+def _read_log(name: str, ending: Ending) -> Classifier:
+    """Take in what the invocation and the kernel logged, in the order of time."""
+    unit = ending.unit
     pids = frozenset({unit.main_pid} - {0})
     classifier = Classifier(load_catalogue(), pids=pids, cgroup=unit.cgroup, unit=name)
     try:
-        for entry in _entries(unit):
+        for entry in _entries(ending):
             for line in frame(entry.message, entry.source):
                 classifier.feed(line)
     except Exception:  # noqa: BLE001  (the end counts towards the limit, whatever can be read of it)
         own_unit.fail(f"cannot read the journal to its end:\n{traceback.format_exc()}")
-    return classifier.verdict(exit_state=exit_state, requested=requested)
+    return classifier
 
 
-def _entries(unit: UnitAtEnd) -> Iterator[journal.Entry]:
+def _entries(ending: Ending) -> Iterator[journal.Entry]:
     journal.sync()
-    invocation = own_unit.invocation_id()
-    if not invocation:
+    if not ending.invocation_id:
         return iter(())
-    log = journal.InvocationLog(invocation)
+    log = journal.InvocationLog(ending.invocation_id)
     log.skip_to_last(LINES_MAX)
     engine = log.read(until=time.monotonic() + READ_S)
-    since = max(_wall_time(unit.inactive_exit), time.time() - KERNEL_S)
+    since = max(_wall_time(ending.unit.inactive_exit), time.time() - KERNEL_S)
     kernel = journal.kernel_lines(since)
     return heapq.merge(engine, kernel, key=lambda entry: entry.realtime)
 
@@ -138,35 +166,25 @@ def _wall_time(monotonic_us: int) -> float:
 
 
 def _judge(
-    options: argparse.Namespace,
-    files: StateFiles,
-    exit_state: ExitState,
-    unit: UnitAtEnd,
-    verdict: Verdict,
-    finding: Finding | None,
-    *,
-    requested: bool,
+    options: argparse.Namespace, files: StateFiles, ending: Ending, finding: Finding | None
 ) -> Record:
-    now = clock.moment()
-    invocation = own_unit.invocation_id()
+    log = _read_log(options.unit, ending)
+    verdict = log.verdict(exit_state=ending.exit_state, requested=ending.requested)
+    exit_state = ending.exit_state or log.exit_state or ExitState("", "", "")
+    requested = verdict.label == Label.CLEAN_STOP if ending.requested is None else ending.requested
     cls, reason, permanent = end_of_life.explain(verdict, finding, requested=requested)
+    if options.lost:
+        reason += " (found by the next start: no post-mortem was run for it)"
+    now = clock.moment()
     action, action_reason = "none", "the stop was requested"
     if not requested:
-        policy = burst.Policy(options.burst, options.window)
-        hold_reason = reason if permanent else ""
-        with files.locked("ledger"):
-            outcome = burst.after_death(
-                files.ledger(options.engine),
-                burst.Death(invocation, now, cls),
-                policy,
-                hold_reason=hold_reason,
-            )
-            files.write_ledger(options.engine, outcome.ledger)
+        death = burst.Death(ending.invocation_id, now, cls)
+        outcome = _count(options, files, death, hold_reason=reason if permanent else "")
         action, action_reason = ("hold" if outcome.hold else "restart"), outcome.reason
     return Record(
         engine=options.engine,
         unit=options.unit,
-        invocation_id=invocation,
+        invocation_id=ending.invocation_id,
         time=now.wall,
         requested=requested,
         result=exit_state.result,
@@ -179,8 +197,19 @@ def _judge(
         action=action,
         action_reason=action_reason,
         hint=verdict.hint,
-        was_ready=end_of_life.was_ready(unit),
+        was_ready=log.ready if options.lost else end_of_life.was_ready(ending.unit),
     )
+
+
+def _count(
+    options: argparse.Namespace, files: StateFiles, death: burst.Death, *, hold_reason: str
+) -> burst.Outcome:
+    policy = burst.Policy(options.burst, options.window)
+    with files.locked("ledger"):
+        ledger = files.ledger(options.engine)
+        outcome = burst.after_death(ledger, death, policy, hold_reason=hold_reason)
+        files.write_ledger(options.engine, outcome.ledger)
+    return outcome
 
 
 def _tell(record: Record) -> None:

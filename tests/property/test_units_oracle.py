@@ -198,7 +198,7 @@ def test_everything_comes_back_byte_for_byte(
         ]  # fmt: skip
         assert command(text, "ExecStartPre") == [
             f"{LIBEXEC}/await-slot",
-            *unexpanded(await_slot_argv(engine)),
+            *unexpanded(await_slot_argv(engine, config.host.restart)),
         ]
         # ${MAINPID} alone is left for systemd to expand.
         assert command(text, "ExecStartPost") == [

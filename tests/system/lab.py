@@ -11,6 +11,7 @@ from sparkd.core.events import Event
 
 STARTED = "39f53479d3a045ac8e11786248231fbf"
 """systemd's message: a unit's start job is done."""
+START_FAILED = "be02cf6855d2428ba40df7e9d022f03d"
 HOST = """\
 [host]
 reserve = "1G"
@@ -138,7 +139,7 @@ budget = "60s"
         """Every start's time between taking the slot and systemd calling it started or ended."""
         ended = (Event.END_OF_LIFE, Event.START_REFUSED)
         matches = [f"MESSAGE_ID={event}" for event in (Event.SLOT_TAKEN, *ended)]
-        entries = self.machine.journal(*matches, f"MESSAGE_ID={STARTED}")
+        entries = self.machine.journal(*matches, f"MESSAGE_ID={STARTED}", f"MESSAGE_ID={START_FAILED}")
         open_starts: dict[str, float] = {}
         found = []
         for entry in entries:

@@ -77,6 +77,11 @@ def test_a_killed_holder_leaks_nothing(five: Lab) -> None:
     five.machine.run(["systemctl", "kill", "--signal=KILL", unit("one")])
     ready(five, "one", "two")
     assert not overlaps(five.intervals())
+    # systemd 257 takes ExecStopPost= along when it kills the whole unit; the next start records it.
+    (death,) = five.until_dead("one")
+    assert death["signal"] == "KILL"
+    assert death["requested"] is False
+    assert five.one("one")["restarts"]["used"] == 1
 
 
 def test_a_stop_while_waiting_is_quiet(five: Lab) -> None:

@@ -143,7 +143,7 @@ def test_commands() -> None:
     assert value(text, "Service", "ExecStartPre") == (
         "+/usr/libexec/sparkd/await-slot --engine=m --unit=vllm-m.service --order=10"
         " --host=0.0.0.0 --port=8001 --executable=/opt/vllm/bin/vllm --model=org/m --user=ai"
-        " --memory-utilization=0.25"
+        " --memory-utilization=0.25 --burst=3 --window=3600"
     )
     assert value(text, "Service", "ExecStart") == (
         "/opt/vllm/bin/vllm serve org/m --host 0.0.0.0 --port 8001"
