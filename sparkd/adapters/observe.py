@@ -57,6 +57,7 @@ class Observer:
         self._stale: set[str] = set()
         self._everything_stale = True
         self._loaded: list[str] = []
+        self._view = config.look()
         self._blind = ""
         self._seen_at = 0.0
 
@@ -79,6 +80,7 @@ class Observer:
 
     def look(self) -> None:
         """Read again what was marked. The first question without an answer ends the look."""
+        self._view = self._config.look()
         try:
             if self._everything_stale:
                 self._loaded = self._viewer.loaded_engine_units()
@@ -109,18 +111,18 @@ class Observer:
 
     def names(self) -> list[str]:
         """Every engine: configured, with a unit of ours, or loaded under an engine's name."""
-        known = self._config.look().names()
+        known = self._view.names()
         loaded = (engine_of(unit) for unit in self._loaded)
         strangers = sorted(n for n in loaded if n not in known and ENGINE_NAME.match(n))
         return [*known, *strangers]
 
     def view(self) -> View:
-        """The configuration and the unit files."""
-        return self._config.look()
+        """The configuration and the unit files, as of the last look."""
+        return self._view
 
     def facts(self, history: History) -> Facts:
         """Everything, as of the last look; memory and the ledgers as of now."""
-        view = self._config.look()
+        view = self._view
         restart = DEFAULT_RESTART if view.config is None else view.config.host.restart
         claim, phase = self._claim
         names = self.names()

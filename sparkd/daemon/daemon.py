@@ -121,7 +121,7 @@ class Daemon:
 
     def run(self) -> int:
         """Serve until told to leave."""
-        log.get().info(f"sparkd {__version__} is up")
+        log.info(f"sparkd {__version__} is up")
         notify.send("READY=1")
         code = self._loop.run()
         self._storage.close(GOODBYE_S)
@@ -168,13 +168,13 @@ class Daemon:
         self._loop.wake()
 
     def _bus_lost(self, *_: object) -> None:
-        log.get().critical("lost the system bus: leaving, to be started again")
+        log.critical("lost the system bus: leaving, to be started again")
         self._loop.quit(1)
 
     def _leave(self) -> None:
         if not self._leaving:
             self._leaving = True
-            log.get().info("asked to leave; the engines stay")
+            log.info("asked to leave; the engines stay")
             notify.send("STOPPING=1")
             self._loop.quit(0)
 
@@ -192,11 +192,11 @@ class Daemon:
     def _reloaded(self, done: Done[dict[str, object]]) -> None:
         notify.send("READY=1")
         if done.error is not None:
-            log.get().error(f"the configuration was not applied: {done.error}")
+            log.error(f"the configuration was not applied: {done.error}")
         elif done.value is not None:
             for key in ("written", "removed", "refused", "pending"):
                 if done.value[key]:
-                    log.get().info(f"applied the configuration: {key}: {done.value[key]}")
+                    log.info(f"applied the configuration: {key}: {done.value[key]}")
 
     def _after_apply(self) -> None:
         self._supervisor.observer.mark_everything()
@@ -210,9 +210,9 @@ class Daemon:
         paths = Paths(self._places.config, self._places.units)
         try:
             if operations.finish_interrupted(self._systemd, paths=paths):
-                log.get().warning("finished an apply that was interrupted")
+                log.warning("finished an apply that was interrupted")
         except (ApplyBusyError, ApplyError, BusError) as error:
-            log.get().error(f"an interrupted apply is not finished: {error}")
+            log.error(f"an interrupted apply is not finished: {error}")
 
     def _serve_metrics(self) -> None:
         """Listen where the configuration says; a broken one changes nothing."""
@@ -227,7 +227,7 @@ class Daemon:
             # The configuration has refused another address unless metrics.allow-remote is set.
             server = MetricsServer(wanted.host, wanted.port, allow_remote=config is not None)
         except ListenError as error:
-            log.get().error(f"no /metrics: {error}")
+            log.error(f"no /metrics: {error}")
             return
         self._metrics, self._metrics_at = server, wanted
         self._supervisor.publish_to(server.publish)
@@ -238,5 +238,5 @@ def _open_database(path: str) -> Database:
     try:
         return database.open_database(path)
     except DatabaseError as error:
-        log.get().error(f"incidents are kept in memory only: {error}")
+        log.error(f"incidents are kept in memory only: {error}")
         return database.open_in_memory()

@@ -1,43 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon's own log: one line for a person on stderr, with the priority that journald reads.
+"""The daemon's own log: lines for a person on stderr, each with the priority that journald reads.
 
-What tools read are the structured entries of `adapters.journal`, not these lines.
+What tools read are the structured entries of `adapters.journal`, not these lines. A logging library
+would do no more here: structlog brings asyncio along, and with it 3 MB that stay (measured).
 """
 
-import logging
 import sys
-from collections.abc import MutableMapping
-from typing import Any
-
-# structlog imports rich where it is installed, for tracebacks on a terminal: 6 MB for nothing.
-sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
-
-import structlog  # noqa: E402
-
-_PRIORITY = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
+import traceback
 
 
-def setup() -> None:
-    """Set the process's logging up; call it once, before anything is logged."""
-    structlog.configure(
-        processors=[structlog.processors.format_exc_info, _line],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
+def info(text: str) -> None:
+    """Say what happened."""
+    _write(6, text)
 
 
-def get() -> Any:  # noqa: ANN401  (structlog's own type says no more)
-    """The logger."""
-    return structlog.get_logger()
+def warning(text: str) -> None:
+    """Say what is unusual, and may need a look."""
+    _write(4, text)
 
 
-def _line(_logger: object, method: str, event: MutableMapping[str, Any]) -> str:
-    text = str(event.pop("event", ""))
-    trace = event.pop("exception", "")
-    details = " ".join(f"{key}={value}" for key, value in event.items())
-    lines = f"{text} ({details})" if details else text
-    if trace:
-        lines = f"{lines}\n{trace}"
-    level = _PRIORITY.get(method, 6)
-    return "\n".join(f"<{level}>{line}" for line in lines.splitlines())
+def error(text: str) -> None:
+    """Say what failed; the daemon goes on."""
+    _write(3, text)
+
+
+def critical(text: str) -> None:
+    """Say why the daemon ends."""
+    _write(2, text)
+
+
+def exception(text: str) -> None:
+    """As `error`, with the trace of the exception that is being handled."""
+    _write(3, f"{text}\n{traceback.format_exc()}")
+
+
+def _write(priority: int, text: str) -> None:
+    lines = (f"<{priority}>{line}\n" for line in text.splitlines())
+    sys.stderr.write("".join(lines))
+    sys.stderr.flush()

@@ -14,7 +14,7 @@ from gi.repository import GLib
 
 from sparkd.daemon import log
 
-TICK_S = 5.0
+TICK_S = 10.0
 """Slow enough to cost nothing (a 1 s timer alone took 0.16 % of a core), fast enough to ping."""
 HURRY_MS = 250
 HURRY_S = 2.0
@@ -97,7 +97,7 @@ def _guarded(callback: Callable[[], None]) -> Callable[[], bool]:
         try:
             callback()
         except Exception:  # noqa: BLE001  (logged with its trace; the loop goes on)
-            log.get().exception("a callback of the loop failed")
+            log.exception("a callback of the loop failed")
         return True
 
     return call

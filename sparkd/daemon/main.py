@@ -5,6 +5,10 @@ It may be killed at any moment: engines, slot, gate, post-mortem and restart bou
 it does not repair what it runs on; when the bus is lost it ends, and systemd starts it again.
 """
 
+# isort: off
+import sparkd.daemon.lean  # noqa: F401  (first, see there)
+
+# isort: on
 import argparse
 import fcntl
 import os
@@ -34,14 +38,13 @@ def main(argv: list[str] | None = None) -> int:
         0 after SIGTERM or SIGINT; 1 when another sparkd runs, there is no bus, or the bus was lost.
     """
     options = parser().parse_args(argv)
-    log.setup()
     places = Places(config=options.config)
     try:
         lock = only_instance(Path(places.run))
         daemon = Daemon(places)
         daemon.start()
     except (StartError, BusError, OSError) as error:
-        log.get().critical(f"cannot start: {error}")
+        log.critical(f"cannot start: {error}")
         return FAILURE
     try:
         return daemon.run()

@@ -132,12 +132,12 @@ class Manager:
 
         def done(outcome: Done[None]) -> None:
             if outcome.error is not None:
-                log.get().warning("cannot reset a unit", unit=unit, error=str(outcome.error))
+                log.warning(f"cannot reset {unit}: {outcome.error}")
 
         try:
             self._hands.submit(lambda: self._systemd.reset_failed(unit), done)
         except BusyError:
-            log.get().warning("too busy to reset a unit", unit=unit)
+            log.warning(f"too busy to reset {unit}")
 
     # the configuration
 

@@ -64,7 +64,7 @@ class Projector:
             read = self._reader.read(BATCH)
         except OSError as error:
             # 'Bad message' while a file is being vacuumed, for one: begin again where we were.
-            log.get().warning("cannot read the journal", error=str(error))
+            log.warning(f"cannot read the journal: {error}")
             self._retry_at = time.monotonic() + RETRY_S
             return
         if not read:
@@ -82,7 +82,7 @@ class Projector:
     def _written(self, done: Done[Sequence[Totals] | None]) -> None:
         self._writing = False
         if done.error is not None:
-            log.get().error("incidents are not written", error=str(done.error))
+            log.error(f"incidents are not written: {done.error}")
             self._retry_at = time.monotonic() + RETRY_S
             return
         if done.value is not None:
@@ -105,7 +105,7 @@ class Projector:
                 "the journal no longer has the entry up to which sparkd had read:"
                 " events in between may be missing from the incidents"
             )
-            log.get().warning(text)
+            log.warning(text)
             fields = {events.REASON: text}
             journal.send(
                 events.Event.JOURNAL_GAP, text, priority=journal.Priority.WARNING, **fields

@@ -81,7 +81,7 @@ class Supervisor:
             before = self._said.get(engine.name)
             if before != engine.state:
                 text = f"{engine.name}: {engine.state}: {engine.judgement.reason}"
-                log.get().info(text if before is None else f"{text} (was {before})")
+                log.info(text if before is None else f"{text} (was {before})")
         self._said = {engine.name: engine.state for engine in status.engines}
         line = core_status.status_line(status)
         if line != self._line:
