@@ -93,10 +93,13 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "check",
         "check",
-        "check the configuration; needs neither the daemon nor systemd",
+        "check and lint the configuration; needs neither the daemon nor systemd",
         Argument("PATH", "?", "a folder like /etc/sparkd, or a single file"),
         (
             Option(("--memory-total",), "check against a machine with this much memory", "SIZE"),
+            Option(("--no-ask",), "do not run the environments' vllm to ask for its flags"),
+            Option(("--explain",), "explain a lint rule and check nothing", "CODE"),
+            Option(("--document",), "print every lint rule as Markdown"),
             JSON,
         ),
         "path",

@@ -23,6 +23,7 @@ from sparkd.core.config_model import (
 from sparkd.core.config_reader import Document, Source, parse, read_settings
 from sparkd.core.engine_environment import OWNED_VARIABLES
 from sparkd.core.escape import UnitTextError, check_encodable
+from sparkd.core.lint.ignores import ignore_errors
 from sparkd.core.quantities import MemoryLimit, format_size
 from sparkd.core.schema import ENGINE, ENGINE_NAME, ENGINE_NAME_RULE, HOST
 from sparkd.core.secrecy import contains_secret, is_secret_name
@@ -86,6 +87,7 @@ def _host(document: Document) -> HostConfig | None:
     if document.unreadable:
         return None
     values = read_settings(document, HOST)
+    _check_ignores(document, values.get("lint.ignore", {}))
     if document.errors:
         return None
     _check_listen(document, values["metrics.listen"], allow=values["metrics.allow-remote"])
@@ -136,6 +138,7 @@ def _engine(name: str, source: Source) -> _Draft:
     if document.unreadable:
         return draft
     draft.values = read_settings(document, ENGINE)
+    _check_ignores(document, draft.values.get("lint.ignore", {}))
     _check_runtime(document, draft.values)
     arguments = _serve(draft)
     env = _environment(document)
@@ -181,6 +184,11 @@ def _build(
         hang_mode=values["hang.mode"],
         memory_max=values.get("memory.max"),
     )
+
+
+def _check_ignores(document: Document, ignore: Mapping[str, object]) -> None:
+    for error in ignore_errors(ignore):
+        document.refuse(("lint", "ignore", error.code), error.rule, hint=error.hint)
 
 
 def _check_runtime(document: Document, values: dict[str, Any]) -> None:

@@ -156,10 +156,17 @@ def _hang_mode(value: object) -> HangMode:
     return HangMode(_string(value))
 
 
+def _table(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(value)
+    return value
+
+
 _PATH_RULE = (
     "must be an absolute path of letters, digits and . _ + @ , = ~ -,"
     " without '.', '..' or a trailing slash"
 )
+_IGNORE_RULE = 'must be a table of codes and reasons, such as { SPK203 = "the box is for tests" }'
 _LIMIT_RULE = 'must be a size such as "112G" or a percentage such as "92%"'
 
 SETTINGS: Sequence[Setting] = (
@@ -201,6 +208,9 @@ SETTINGS: Sequence[Setting] = (
     Setting(HOST, "metrics", "allow-remote", "boolean", "false", "must be true or false",
             "Permits a `listen` address that other machines can reach. /metrics has no"
             " authentication.", _boolean),
+    Setting(HOST, "lint", "ignore", "table", "{}", _IGNORE_RULE,
+            "Findings of `sparkctl check` that are accepted everywhere: the code, and the reason,"
+            " which is required. See docs/lint.md.", _table),
     Setting(ENGINE, "", "model", "string", None,
             "must be a Hugging Face name or an absolute path, without control characters, not"
             " beginning with '-', '~' or './'",
@@ -257,6 +267,9 @@ SETTINGS: Sequence[Setting] = (
             " version.", _hang_mode),
     Setting(ENGINE, "memory", "max", "size or percentage", None, _LIMIT_RULE,
             "`MemoryMax=` of this engine in place of the host's.", _limit),
+    Setting(ENGINE, "lint", "ignore", "table", "{}", _IGNORE_RULE,
+            "Findings of `sparkctl check` that are accepted for this engine: the code, and the"
+            " reason, which is required. See docs/lint.md.", _table),
 )  # fmt: skip
 
 FREE_SECTIONS: Sequence[FreeSection] = (
