@@ -31,7 +31,7 @@ SCALAR = st.one_of(
     st.integers(-(1 << 40), 1 << 40),
     st.floats(-1e6, 1e6, allow_nan=False),
     TEXT,
-    st.sampled_from(["0.90", "1e5", "007", "-1", "--x", "{}", '{"a":1}', '{"a": 1}', "[1]", "true"]),
+    st.sampled_from(["0.90", "1e5", "07", "-1", "--x", "{}", '{"a":1}', '{"a": 1}', "[1]", "true"]),
 )
 TABLE = st.recursive(
     st.dictionaries(TEXT.filter(bool), st.one_of(st.booleans(), st.integers(-9, 9), TEXT),
@@ -47,7 +47,8 @@ FLAGS = st.dictionaries(
         ["max-model-len", "trust-remote-code", "no-enable-prefix-caching", "enable-chunked-prefill",
          "speculative-config", "hf-overrides", "dtype", "quantization", "allowed-origins",
          "middleware", "tool-server", "cudagraph-capture-sizes", "disable-log-stats", "seed",
-         "limit-mm-per-prompt", "x-unknown", "y-unknown-2", "lora-modules", "watermark"]
+         "served-model-name", "limit-mm-per-prompt", "x-unknown", "y-unknown-2",
+         "lora-modules", "watermark"]
     ),
     st.one_of(SCALAR, TABLE, st.lists(st.one_of(SCALAR, TABLE), min_size=1, max_size=3)),
     max_size=6,

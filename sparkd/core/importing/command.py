@@ -329,7 +329,14 @@ def _unwrap_manager(base: str, words: list[Word], context: Context) -> tuple[lis
     valued = frozenset({"--with", "--python", "-p", "--project", "--directory", "--extra",
                         "--group", "--env-file", "--index-url", "--from", "-e", "--environment",
                         "--torch-backend", "--extra-index-url"})  # fmt: skip
+    given = {word.text for word in rest}
     rest = _skip_options(rest, valued)
+    venv = f"{context.directory}/.venv"
+    plain = base == "uv" and not given & {"--with", "--project", "--directory", "--isolated"}
+    if plain and context.directory and context.surroundings.is_executable(f"{venv}/bin/vllm"):
+        text = f"`uv run` uses the project's environment, {venv}; it is not synchronised any more"
+        context.notebook.add(origin, codes.DERIVED, text)
+        return rest, replace(context, venv=Word(venv, origin))
     text = f"`{base}` chooses the Python environment at each start, which sparkd does not"
     context.notebook.add(origin, codes.COMMAND, text)
     unknown = f"{base} chooses the environment"
@@ -402,25 +409,28 @@ def follow_script(
     shell.run(text)
     found: list[tuple[Invocation, list[Launch]]] = []
     refusals: list[RefusalError] = []
+    opaque: list[RefusalError] = []
     for invocation in shell.invocations:
         inner = replace(
-            context, environment=invocation.environment, venv=invocation.venv,
+            context, origin=invocation.origin, environment=invocation.environment,
+            venv=invocation.venv,
             directory=invocation.directory, depth=context.depth + 1, search_path="",
         )  # fmt: skip
         scratch = Notebook()
         try:
             launches = follow(invocation.argv, replace(inner, notebook=scratch))
-        except NotAServerError:
-            _report_command(invocation, context.notebook)
         except RefusalError as error:
-            if _could_be_server(invocation):
+            if _could_be_server(invocation) and not isinstance(error, NotAServerError):
                 refusals.append(error)
             else:
                 _report_command(invocation, context.notebook)
+                opaque += _opaque(invocation, error)
         else:
             for note in scratch.notes:
                 context.notebook.add(Origin(note.source, note.line), note.code, note.text)
             found.append((invocation, launches))
+    if not found and not refusals and opaque:
+        raise opaque[0]
     return _only_one(found, refusals, context, source, first_line)
 
 
@@ -457,6 +467,17 @@ def _could_be_server(invocation: Invocation) -> bool:
         return any(word in {"run", "compose", "exec", "start"} for word in words[1:4])
     marks = ("vllm", "serve", "launch", *_OTHER_SERVERS)
     return any(mark in " ".join(words).lower() for mark in marks)
+
+
+def _opaque(invocation: Invocation, error: RefusalError) -> list[RefusalError]:
+    """Return the refusal for a command that may start vLLM in a way that cannot be followed."""
+    if any(word.problem for word in invocation.argv[:2]):
+        return [error]
+    text = " ".join(word.text for word in invocation.argv)
+    if "vllm serve" in text or _API_SERVER in text:
+        shown = f"`{_shown(invocation.argv)}` may start vLLM: an opaque wrapper"
+        return [RefusalError(invocation.origin, shown)]
+    return []
 
 
 def _report_command(invocation: Invocation, notebook: Notebook) -> None:

@@ -59,7 +59,7 @@ def read(
     """
     findings = Findings(notebook=context.notebook)
     try:
-        services = _services(text, path)
+        services, lines = _services(text, path)
     except RefusalError as error:
         findings.refuse(error)
         return findings
@@ -68,9 +68,10 @@ def read(
     for name, service in services.items():
         if (only is not None and name != only) or (wanted is not None and name not in wanted):
             continue
+        origin = Origin(path, lines.get(name, 0))
         try:
             tree = _interpolated(service, variables, context)
-            described = _describe(name, tree, folder, path, variables, context)
+            described = _describe(name, tree, folder, origin, variables, context)
             if only is not None:
                 docker.apply_options(described, options, context)
                 described.command = list(command) if command is not None else described.command
@@ -78,7 +79,6 @@ def read(
                 after = tuple(_names(tree.get("depends_on")))
                 findings.launches.append(replace(launch, after=after))
         except NotAServerError as error:
-            origin = _origin_of(service, path)
             message = f"the service {name} is no vLLM engine and is left alone: {error.reason}"
             context.notebook.add(origin, codes.OTHER_SERVICE, message)
         except RefusalError as error:
@@ -89,7 +89,7 @@ def read(
     return findings
 
 
-def _services(text: str, path: str) -> Mapping[str, Node]:
+def _services(text: str, path: str) -> tuple[Mapping[str, Node], Mapping[str, int]]:
     try:
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
@@ -102,7 +102,16 @@ def _services(text: str, path: str) -> Mapping[str, Node]:
     services = tree.get("services") if isinstance(tree, dict) else None
     if not isinstance(services, dict):
         raise RefusalError(Origin(path), "it has no `services`, so it is no compose file")
-    return services
+    return services, _lines_of_services(root)
+
+
+def _lines_of_services(root: yaml.Node) -> dict[str, int]:
+    return {
+        str(name.value): name.start_mark.line + 1
+        for key, value in root.value
+        if key.value == "services"
+        for name, _ in value.value
+    }
 
 
 def _convert(node: yaml.Node, loader: yaml.SafeLoader, path: str, budget: _Budget) -> Node:
@@ -142,10 +151,9 @@ def _interpolated(node: Node, variables: Mapping[str, Word], context: Context) -
 
 
 def _describe(
-    name: str, service: Node, folder: str, path: str, variables: Mapping[str, Word],
+    name: str, service: Node, folder: str, origin: Origin, variables: Mapping[str, Word],
     context: Context,
 ) -> Container:  # fmt: skip
-    origin = _origin_of(service, path)
     if not isinstance(service, dict):
         raise RefusalError(origin, f"the service {name} is no table")
     if "extends" in service:

@@ -98,7 +98,8 @@ def read(document: Document, surroundings: Surroundings, findings: Findings) -> 
         source = unit.Source(name, fragment, document.drop_ins, document.owner)
         unit.read(source, surroundings, findings)
     elif kind == "quadlet":
-        quadlet.read(fragment, document.drop_ins, surroundings, findings)
+        home = surroundings.home(document.owner) if document.owner else None
+        quadlet.read(fragment, document.drop_ins, surroundings, findings, home)
     elif kind == "compose":
         found = compose.read(document.text, document.path, context)
         findings.launches += found.launches
@@ -151,6 +152,9 @@ def _read_script(document: Document, context: Context, findings: Findings) -> No
     home = context.surroundings.home(document.owner) if document.owner else None
     stem = posixpath.splitext(posixpath.basename(document.path))[0]
     names = () if document.is_command else (stem,)
+    if home and re.search(r"~/|\$\{?HOME\b", document.text):
+        text = f"~ and $HOME are taken to be {home}, of {document.owner}, whose script it is"
+        findings.notebook.add(Origin(document.path), codes.DERIVED, text)
     context = replace(
         context, home=home, directory="" if document.is_command else context.directory
     )

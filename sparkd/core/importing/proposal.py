@@ -79,7 +79,7 @@ class _Draft:
     @staticmethod
     def _lines(entries: Sequence[tuple[str, object, str]]) -> Iterator[str]:
         for key, value, comment in entries:
-            yield from toml_text.assignment(key, value, comment)
+            yield toml_text.assignment(key, value, comment)
 
 
 def choose_name(launch: Launch, table: ServeTable, taken: set[str], notebook: Notebook) -> str:
@@ -279,10 +279,11 @@ class _Builder:
 
     def _host(self, host: ServeValue | None) -> tuple[str, str]:
         if host is None:
-            self.notebook.add(
-                self.launch.origin, codes.VLLM_DEFAULT,
-                "no --host: vLLM then listens on every address, so 0.0.0.0 is written out",
-            )  # fmt: skip
+            if not self.uses_image:  # inside a container that is what it must do
+                self.notebook.add(
+                    self.launch.origin, codes.VLLM_DEFAULT,
+                    "no --host: vLLM then listens on every address, so 0.0.0.0 is written out",
+                )  # fmt: skip
             return "0.0.0.0", "vLLM's default: every address"  # noqa: S104 - it is what runs today
         text = str(host.value)
         if text == "localhost":

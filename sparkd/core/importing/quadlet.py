@@ -21,20 +21,29 @@ _COVERED = frozenset(
 
 
 def read(
-    fragment: Fragment, drop_ins: Sequence[Fragment], surroundings: Surroundings, findings: Findings
+    fragment: Fragment,
+    drop_ins: Sequence[Fragment],
+    surroundings: Surroundings,
+    findings: Findings,
+    home: str | None = None,
 ) -> None:
-    """Add what the quadlet runs to `findings`."""
+    """Add what the quadlet runs to `findings`; `home` is that of a rootless quadlet's user."""
     file = posixpath.basename(fragment.path)
     stem = file.removesuffix(".container")
     unit = merge(f"{stem}.service", fragment, drop_ins)
     try:
-        _read(unit, stem, fragment, surroundings, findings)
+        _read(unit, stem, fragment, surroundings, findings, home)
     except RefusalError as error:
         findings.refuse(error)
 
 
 def _read(
-    unit: Unit, stem: str, fragment: Fragment, surroundings: Surroundings, findings: Findings
+    unit: Unit,
+    stem: str,
+    fragment: Fragment,
+    surroundings: Surroundings,
+    findings: Findings,
+    home: str | None,
 ) -> None:
     origin = Origin(fragment.path)
     if not any(setting.section == "Container" for setting in unit.settings):
@@ -42,7 +51,7 @@ def _read(
     context = Context(
         origin=origin, notebook=findings.notebook, surroundings=surroundings, names=(stem,)
     )
-    known = unit_words.specifiers(unit.name, "/root", "root", is_user_unit=False)
+    known = unit_words.specifiers(unit.name, home or "/root", "root", is_user_unit=home is not None)
     described = Container(origin, names=[])
     if (name := unit.last("Container", "ContainerName")) is not None:
         described.names.append(name.value)

@@ -4,41 +4,24 @@
 import tomli_w
 
 
-def assignment(key: str, value: object, comment: str = "") -> list[str]:
-    """Return `key = value  # comment`; a value of several lines has its comment above it."""
-    text = _inline(key, value)
-    note = f"# {_one_line(comment)}" if comment else ""
-    if not note:
-        return text.split("\n")
-    if "\n" in text:
-        return [note, *text.split("\n")]
-    return [f"{text}  {note}"]
-
-
-def _inline(key: str, value: object) -> str:
-    if isinstance(value, dict):
-        # tomli-w writes a table as a section of its own, which would change the order of the
-        # flags; inside an array of arrays it writes it in one place.
-        text = tomli_w.dumps({key: [[value]]}).rstrip("\n")
-        head, _, body = text.partition("[\n    [\n")
-        return head + body.removesuffix(",\n    ],\n]").lstrip(" ")
-    if isinstance(value, list) and not any(isinstance(item, (dict, list)) for item in value):
-        parts = [_value(item) for item in value]
-        line = f"{_key(key)} = [{', '.join(parts)}]"
-        if len(line) <= 90:
-            return line
-    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        items = [_inline("x", item).partition(" = ")[2] for item in value]
-        return f"{_key(key)} = [{', '.join(items)}]"
-    return tomli_w.dumps({key: value}).rstrip("\n")
+def assignment(key: str, value: object, comment: str = "") -> str:
+    """Return `key = value  # comment`, on one line whatever the value is."""
+    line = f"{_key(key)} = {_value(value)}"
+    return f"{line}  # {_one_line(comment)}" if comment else line
 
 
 def _value(value: object) -> str:
+    # tomli-w would write a table as a section of its own, which would change the order of flags.
+    if isinstance(value, dict):
+        pairs = ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items())
+        return f"{{ {pairs} }}" if pairs else "{}"
+    if isinstance(value, list):
+        return f"[{', '.join(_value(item) for item in value)}]"
     return tomli_w.dumps({"x": value}).rstrip("\n").partition(" = ")[2]
 
 
 def _key(key: str) -> str:
-    return tomli_w.dumps({key: 0}).partition(" = ")[0]
+    return tomli_w.dumps({key: 0}).removesuffix(" = 0\n")
 
 
 def _one_line(text: str) -> str:

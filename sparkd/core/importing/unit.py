@@ -2,7 +2,6 @@
 # ruff: noqa: SIM905 - a table of words reads best as text
 """systemd service units, with their drop-ins, as instances of templates, and of user managers."""
 
-import posixpath
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -115,7 +114,6 @@ class _Reader:
             words = unit_words.expand_variables(
                 command.words, lambda name, origin: self._variable(name, origin, variables)
             )
-            self._note_literal_dollars(words, command.words)
         if self.owns and words[0].text.endswith("/with-credentials"):
             texts = [word.text for word in words]
             words = words[texts.index("--") + 1 :] if "--" in texts else words
@@ -143,17 +141,6 @@ class _Reader:
         text = f"${name} is set by nothing in the unit: systemd passes an empty text or no argument"
         self.notebook.add(origin, codes.NO_EXPANSION, text)
         return Word("", origin)
-
-    def _note_literal_dollars(self, words: Sequence[Word], before: Sequence[Word]) -> None:
-        program = posixpath.basename(before[0].text)
-        if program in {"sh", "bash", "dash", "zsh"}:
-            return
-        for word in words[1:]:
-            if "${" in word.text and ":" in word.text and not word.problem:
-                raise RefusalError(
-                    word.origin,
-                    f"systemd does not expand {word.text}: vLLM gets it letter by letter",
-                )
 
     def _user(self) -> tuple[Word | None, str | None]:
         setting = self.unit.last("Service", "User")

@@ -46,7 +46,9 @@ def parse(fragment: Fragment) -> list[Setting]:
     section = ""
     joined, starts, lines = "", [0], [0]
     continuing = False
-    for number, line in enumerate(_END_OF_LINE.split(fragment.text.removeprefix("\ufeff")), start=1):
+    for number, line in enumerate(
+        _END_OF_LINE.split(fragment.text.removeprefix("\ufeff")), start=1
+    ):
         if line.lstrip(_BLANK)[:1] in {"#", ";"}:
             continue  # a comment, also between two continuation lines
         if continuing:

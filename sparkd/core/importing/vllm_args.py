@@ -22,6 +22,7 @@ _PLACEHOLDER = re.compile(
     r"\{\{[^{}\"]*\}\}|\b__[A-Z][A-Z0-9_]*__\b|\A<[^<>{}]+>\Z|\A@@[A-Z0-9_]+@@\Z"
 )
 
+_UNEXPANDED = re.compile(r"\$\{[A-Za-z_][^}]*\}")
 _SECRET_FLAGS = frozenset({"--api-key", "--api_key", "--hf-token", "--hf_token"})
 
 
@@ -83,9 +84,13 @@ def read(
             continue
         if word.problem:
             raise RefusalError(word.origin, f"an argument of vllm cannot be known: {word.problem}")
-        found = placeholder(word.text)
-        if found and not exact:
+        if exact:
+            continue
+        if found := placeholder(word.text):
             raise RefusalError(word.origin, f"the placeholder {found} was never filled in")
+        if _UNEXPANDED.search(word.text):
+            reason = f"nothing expands {word.text}: vLLM gets it letter by letter"
+            raise RefusalError(word.origin, reason)
     table = ServeTable()
     flags = _flags(arguments, table, exact=exact)
     flags = _with_config_file(flags, table, notebook, read_file)

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding sources on a disk, and writing proposals to one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparkd.adapters.launch_files import HostSurroundings, SourceError, documents
+from sparkd.cli import import_
+from sparkd.cli.exits import Exit
+from sparkd.core.config import Source, load
+
+UNIT = """[Service]
+User=vllm
+ExecStart=/opt/vllm/bin/vllm serve /models/m --host 127.0.0.1 --port 8100 {extra}
+Restart=always
+"""
+
+
+@pytest.fixture
+def unit(tmp_path):
+    path = tmp_path / "fast.service"
+    path.write_text(UNIT.format(extra="--served-model-name fast"))
+    return path
+
+
+def run(capsys, *words):
+    code = import_.main([*map(str, words), "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_without_write_nothing_is_written(unit, tmp_path, capsys):
+    directory = tmp_path / "engines.d"
+    code, result = run(capsys, unit, "--config-dir", directory)
+    assert code == Exit.OK
+    assert result.keys() == {"engines", "refused", "notes"}
+    assert result["engines"][0].keys() == {"name", "config", "argv", "environment"}
+    assert not directory.exists()
+
+
+def test_write_creates_what_the_loader_accepts(unit, tmp_path, capsys):
+    directory = tmp_path / "engines.d"
+    code, result = run(capsys, unit, "--config-dir", directory, "--write")
+    assert code == Exit.OK
+    written = directory / "fast.toml"
+    assert [path.name for path in directory.iterdir()] == ["fast.toml"]
+    assert written.stat().st_mode & 0o777 == 0o644
+    config = load([Source("fast.toml", written.read_bytes(), "fast")], None)
+    assert result["engines"][0]["argv"][0] == config.engines[0].executable
+
+
+def test_an_existing_file_stays_as_it_is(unit, tmp_path, capsys):
+    directory = tmp_path / "engines.d"
+    directory.mkdir()
+    (directory / "fast.toml").write_text("mine")
+    code, result = run(capsys, unit, "--config-dir", directory, "--write")
+    assert code == Exit.FAILURE
+    assert (directory / "fast.toml").read_text() == "mine"
+    assert "SPI407" in {note["code"] for note in result["notes"]}
+
+
+def test_a_port_that_is_taken_is_not_written(unit, tmp_path, capsys):
+    directory = tmp_path / "engines.d"
+    directory.mkdir()
+    other = 'model = "/m"\nport = 8100\n[runtime]\nvenv = "/opt/vllm"\n'
+    (directory / "other.toml").write_text(other)
+    code, result = run(capsys, unit, "--config-dir", directory, "--write")
+    assert code == Exit.FAILURE
+    assert "SPI405" in {note["code"] for note in result["notes"]}
+    assert not (directory / "fast.toml").exists()
+
+
+def test_a_container_is_proposed_and_not_written(tmp_path, capsys):
+    line = "docker run --gpus all vllm/vllm-openai:v0.12.0 --model /m"
+    code, result = run(capsys, line, "--config-dir", tmp_path / "e", "--write")
+    assert code == Exit.FAILURE
+    assert result["engines"][0]["argv"] == ["vllm", "serve", "/m"]
+    assert not (tmp_path / "e").exists()
+
+
+def test_a_failed_write_leaves_no_rest(unit, tmp_path, capsys, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(import_.os, "fsync", full)
+    code, _ = run(capsys, unit, "--config-dir", tmp_path / "e", "--write")
+    assert code == Exit.FAILURE
+    assert list((tmp_path / "e").iterdir()) == []
+
+
+def test_a_proposal_shows_no_secret_and_cannot_drive_the_terminal(tmp_path, capsys):
+    path = tmp_path / "s.service"
+    path.write_text(UNIT.format(extra="--api-key hunter2hunter2 --x '\\x1b[2J'"))
+    import_.main([str(path), "--config-dir", str(tmp_path / "e")])
+    shown = capsys.readouterr().out
+    assert "hunter2" not in shown
+    assert "\x1b" not in shown
+    assert "SPI301" in shown
+
+
+def test_the_module_runs_by_itself(unit, tmp_path):
+    command = [sys.executable, "-m", "sparkd.cli.import_", unit, "--config-dir", tmp_path / "e"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == Exit.OK, result.stderr
+    assert "engine fast" in result.stdout
+
+
+def test_drop_ins_stand_beside_the_unit(unit):
+    folder = unit.with_name("fast.service.d")
+    folder.mkdir()
+    (folder / "b.conf").write_text("[Service]\nEnvironment=B=1\n")
+    (folder / "a.conf").write_text("[Service]\nEnvironment=A=1\n")
+    (folder / "c.txt").write_text("not a drop-in")
+    (document,) = documents(str(unit))
+    assert [part.path.rpartition("/")[2] for part in document.drop_ins] == ["a.conf", "b.conf"]
+
+
+def test_an_instance_is_read_from_its_template(tmp_path):
+    (tmp_path / "vllm@.service").write_text(UNIT)
+    for folder in ("vllm@.service.d", "vllm@a.service.d"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.conf").write_text("[Service]\n")
+    (document,) = documents(str(tmp_path / "vllm@a.service"))
+    assert document.name == "vllm@a.service"
+    assert document.path.endswith("/vllm@.service")
+    assert len(document.drop_ins) == 2
+
+
+def test_a_template_yields_its_instances(tmp_path):
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "b.env").write_text("PORT=1\n")
+    text = f"[Service]\nEnvironmentFile={tmp_path}/env/%i.env\nExecStart=/x\n"
+    (tmp_path / "vllm@.service").write_text(text)
+    wants = tmp_path / "multi-user.target.wants"
+    wants.mkdir()
+    (wants / "vllm@a.service").symlink_to("../vllm@.service")
+    names = [document.name for document in documents(str(tmp_path / "vllm@.service"))]
+    assert names == ["vllm@a.service", "vllm@b.service"]
+
+
+def test_a_template_without_instances_asks_for_one(tmp_path):
+    (tmp_path / "vllm@.service").write_text("[Service]\nExecStart=/x\n")
+    with pytest.raises(SourceError, match="name one"):
+        documents(str(tmp_path / "vllm@.service"))
+
+
+@pytest.mark.parametrize("name", ["missing.service", "sub"])
+def test_what_is_not_there_is_said(tmp_path, name, capsys):
+    (tmp_path / "sub").mkdir()
+    code, result = run(capsys, tmp_path / name, "--config-dir", tmp_path / "e")
+    assert code == Exit.FAILURE
+    assert result["refused"][0]["source"].endswith(name)
+
+
+def test_a_fifo_cannot_hang_the_import(tmp_path, capsys):
+    os.mkfifo(tmp_path / "x.sh")
+    code, result = run(capsys, tmp_path / "x.sh", "--config-dir", tmp_path / "e")
+    assert code == Exit.FAILURE
+    assert "no regular file" in result["refused"][0]["reason"]
+    assert HostSurroundings().read(str(tmp_path / "x.sh")) is None
+
+
+def test_a_huge_file_is_refused(tmp_path, capsys):
+    (tmp_path / "x.sh").write_bytes(b"#" * ((1 << 20) + 1))
+    _, result = run(capsys, tmp_path / "x.sh", "--config-dir", tmp_path / "e")
+    assert "larger than" in result["refused"][0]["reason"]
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\0", b"\x7fELF\0\0", b"", b"\xc3("])
+def test_any_bytes_are_refused_and_nothing_breaks(tmp_path, capsys, content):
+    path = tmp_path / "x"
+    path.write_bytes(content)
+    code, result = run(capsys, path, "--config-dir", tmp_path / "e")
+    assert code == Exit.FAILURE
+    assert len(result["refused"]) == 1
+
+
+def test_every_code_is_documented():
+    page = Path(__file__).parents[2] / "docs" / "import.md"
+    from sparkd.core.importing.codes import MEANINGS
+
+    rows = dict(
+        line.strip("| \n").split(" | ", 1)
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| SPI")
+    )
+    assert rows == {code: meaning.replace("|", "\\|") for code, meaning in MEANINGS.items()}
