@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sparkd.adapters import launch_files
 from sparkd.adapters.launch_files import HostSurroundings, SourceError, documents
 from sparkd.cli import import_
 from sparkd.cli.exits import Exit
@@ -189,3 +190,36 @@ def test_every_code_is_documented():
         if line.startswith("| SPI")
     )
     assert rows == {code: meaning.replace("|", "\\|") for code, meaning in MEANINGS.items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("curl -H 'Authorization: Bearer abc' x", "curl -H 'Authorization: Bearer (hidden) x"),
+        ("API_KEY=abc is gone", "API_KEY=(hidden) is gone"),
+        ('export HF_TOKEN="a b" c', "export HF_TOKEN=(hidden) c"),
+        ("vllm --api-key hunter2 --port 1", "vllm --api-key (hidden) --port 1"),
+        ("see hf_0123456789abcdefghij.", "see (hidden)"),
+        ("HF_TOKEN is a secret, --port 8000", "HF_TOKEN is a secret, --port 8000"),
+    ],
+)
+def test_messages_hide_secrets(text, shown):
+    from sparkd.core.importing.model import without_secrets
+
+    assert without_secrets(text) == shown
+
+
+def test_a_loaded_unit_is_asked_from_systemctl(tmp_path, monkeypatch):
+    """What `systemctl cat` prints (its form is systemd's, 252 to 257), by a program in its place."""
+    program = tmp_path / "systemctl"
+    program.write_text(
+        "#!/bin/sh\n"
+        "printf '# /nowhere/q.service\\n[Service]\\nExecStart=/a\\n\\n"
+        "# /nowhere/q.service.d/b.conf\\n[Service]\\n# a comment\\nNice=1\\n'\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (document,) = launch_files.documents("q")
+    assert (document.name, document.path) == ("q.service", "/nowhere/q.service")
+    assert [part.path for part in document.drop_ins] == ["/nowhere/q.service.d/b.conf"]
+    assert "# a comment\nNice=1" in document.drop_ins[0].text

@@ -18,7 +18,6 @@ from sparkd.core.importing.model import (
     Word,
 )
 from sparkd.core.importing.shell import Invocation, Shell
-from sparkd.core.secrecy import contains_secret
 
 _MAX_DEPTH = 6
 _API_SERVER = "vllm.entrypoints.openai.api_server"
@@ -495,8 +494,6 @@ def _report_command(invocation: Invocation, notebook: Notebook) -> None:
 
 def _shown(words: Sequence[Word]) -> str:
     text = " ".join(word.text for word in words)
-    if contains_secret(text) or re.search(r"(?i)token|secret|passw|api.?key|authorization", text):
-        return f"{words[0].text} …"
     return text if len(text) <= 80 else text[:79] + "…"
 
 

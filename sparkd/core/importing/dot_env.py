@@ -14,6 +14,9 @@ from sparkd.core.importing.model import Notebook, Origin, Word
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OPERATORS = (":-", ":?", ":+", "-", "?", "+")
 
+# Each line of a .env file can double the one before.
+_MAX_TEXT = 1 << 18
+
 Lookup = Callable[[str], Word | None]
 
 
@@ -98,6 +101,8 @@ def interpolate(word: Word, lookup: Lookup, notebook: Notebook) -> Word:
         else:
             parts.append("$")
             index += 1
+    if sum(map(len, parts)) > _MAX_TEXT:
+        return word._replace(problem="its variables grow beyond all bounds")
     return Word("".join(parts), origin)
 
 

@@ -1,9 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What importing works with: words that know where they stand, launches, notes, refusals."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
+
+from sparkd.core.secrecy import contains_secret, is_secret_name
+
+_HIDDEN = "(hidden)"
+_ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)([=:]\s*)(\"[^\"]*\"?|'[^']*'?|[^\s'\"]+)")
+_GIVEN = re.compile(r"(--[a-z][a-z0-9_-]*)(\s+)(\S+)")
+_BEARER = re.compile(r"(?i)(bearer\s+)\S+")
 
 
 class Origin(NamedTuple):
@@ -85,6 +93,16 @@ class Surroundings(Protocol):
         """Return the paths that a shell pattern matches, sorted."""
 
 
+def without_secrets(text: str) -> str:
+    """Return a message without what looks like a secret: notes quote what a source says."""
+
+    def hide(match: re.Match[str]) -> str:
+        return match[1] + match[2] + (_HIDDEN if is_secret_name(match[1]) else match[3])
+
+    text = _BEARER.sub(rf"\1{_HIDDEN}", _GIVEN.sub(hide, _ASSIGNED.sub(hide, text)))
+    return " ".join(_HIDDEN if contains_secret(word) else word for word in text.split(" "))
+
+
 @dataclass(slots=True)
 class Notebook:
     """Collects notes in the order in which they are found, each once."""
@@ -93,7 +111,7 @@ class Notebook:
 
     def add(self, origin: Origin, code: str, text: str) -> None:
         """Write one note."""
-        note = Note(origin.source, origin.line, text, code)
+        note = Note(origin.source, origin.line, without_secrets(text), code)
         if note not in self.notes:
             self.notes.append(note)
 
@@ -138,4 +156,4 @@ class Findings:
         """Take up a refusal; `label` names the part of the source that it is about."""
         source = f"{error.origin.source} ({label})" if label else error.origin.source
         place = f"line {error.origin.line}: " if error.origin.line else ""
-        self.refused.append(Refused(source, place + error.reason))
+        self.refused.append(Refused(source, place + without_secrets(error.reason)))

@@ -71,7 +71,10 @@ def make(
     findings = Findings()
     for document in documents:
         before = len(findings.launches)
-        read(document, surroundings, findings)
+        try:
+            read(document, surroundings, findings)
+        except RecursionError:
+            findings.refused.append(Refused(document.path, "it nests too deeply"))
         for index in range(before, len(findings.launches)):
             launch = findings.launches[index]
             if not launch.origin.line:

@@ -131,6 +131,8 @@ def read_arguments(
         exact=launch.exact,
     )  # fmt: skip
     _refuse_parallel(launch, table)
+    if table.model is not None and contains_secret(table.model.text):
+        raise RefusalError(table.model.origin, "the model's name looks like a secret")
     for name, entry in table.flags.items():
         if name in {"host", "port"}:
             continue

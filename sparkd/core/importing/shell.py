@@ -35,8 +35,10 @@ from sparkd.core.importing.shell_words import (
     Token,
     Variable,
 )
-from sparkd.core.secrecy import contains_secret, is_secret_name
 
+# A script that doubles a variable thirty times must not fill the memory.
+_MAX_TEXT = 1 << 18
+_MAX_ITEMS = 4096
 _TESTS = frozenset({"[", "[[", "test", "command", "type", "which", "grep", "pgrep", "curl", "nc",
                     "systemctl", "docker", "podman", "nvidia-smi", "false"})  # fmt: skip
 _DECLARING = frozenset({"export", "declare", "typeset", "readonly", "local"})
@@ -224,10 +226,14 @@ class Shell:
         if item.is_array:
             values = tuple(value for word in item.words for value in self.expand(word))
             before = old.items if isinstance(old, Array) and item.appends else ()
+            if len(before) + len(values) > _MAX_ITEMS:
+                raise RefusalError(self._at(item.line), "its arrays grow beyond all bounds")
             self.variables[item.name] = Array((*before, *values))
         else:
             value = self._single(item.words[0])
             if item.appends and isinstance(old, Word):
+                if len(old.text) + len(value.text) > _MAX_TEXT:
+                    raise RefusalError(self._at(item.line), "its variables grow beyond all bounds")
                 value = Word(old.text + value.text, value.origin, old.problem or value.problem)
             self.variables[item.name] = value
         if not item.appends:
@@ -244,7 +250,7 @@ class Shell:
             return
         value = _raw(item.words)
         text = f"`{item.name}={value}` depends on a condition and was not followed"
-        self.notebook.add(origin, codes.CONDITIONAL, _unless_secret(item.name, text))
+        self.notebook.add(origin, codes.CONDITIONAL, text)
         self._tainted[item.name] = f"{item.name} is set under a condition at line {origin.line}"
 
     def _declare(self, command: str, tokens: Sequence[Token], *, conditional: bool) -> None:
@@ -475,6 +481,8 @@ class _Fields:
     place: Origin | None = None
 
     def add(self, text: str, *, quoted: bool) -> None:
+        if len(self.text) + len(text) > _MAX_TEXT:
+            raise RefusalError(self.origin, "its variables grow beyond all bounds")
         self.text += text
         self.exists = self.exists or quoted or text != ""
 
@@ -524,10 +532,6 @@ def _join(directory: str, path: str) -> str:
     while path.startswith("../"):
         directory, path = directory.rpartition("/")[0], path[3:]
     return f"{directory}/{path}" if path not in {"", "."} else directory
-
-
-def _unless_secret(name: str, text: str) -> str:
-    return f"`{name}=…`" if is_secret_name(name) or contains_secret(text) else text
 
 
 def _raw(tokens: Iterable[Token]) -> str:

@@ -21,6 +21,10 @@ _PARAMETER = re.compile(
 )
 
 
+# Fallbacks nest, and each level is read again: nobody writes one this long.
+_MAX_PARAMETER = 4096
+
+
 class Literal(NamedTuple):
     """Text that stands for itself."""
 
@@ -300,7 +304,8 @@ class Lexer:
 def parameter(content: str, line: int, *, quoted: bool) -> Part:
     """Return the part for what stands between `${` and `}`."""
     match = _PARAMETER.match(content)
-    if match is None or (match["rest"] and not match["operator"]):
+    too_long = len(content) > _MAX_PARAMETER
+    if too_long or match is None or (match["rest"] and not match["operator"]):
         return Opaque("${" + content + "}", quoted)
     operand: tuple[Part, ...] = ()
     if match["operator"]:
