@@ -46,7 +46,7 @@ class Host:
         return [] if pattern else [""]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(path=NAMES, text=TEXT, included=TEXT, shape=st.sampled_from(["bare", "headed", "command"]))
 def test_any_text_yields_a_plan(path: str, text: str, included: str, shape: str) -> None:
     if shape == "headed":
@@ -69,7 +69,7 @@ def test_any_text_yields_a_plan(path: str, text: str, included: str, shape: str)
         assert "Canary" not in refused.reason, refused
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(count=st.integers(30, 60))
 def test_what_doubles_does_not_fill_the_memory(count: int) -> None:
     script = "A=xx\n" + "A=$A$A\n" * count + "vllm serve $A\n"

@@ -210,7 +210,7 @@ def test_messages_hide_secrets(text, shown):
 
 
 def test_a_loaded_unit_is_asked_from_systemctl(tmp_path, monkeypatch):
-    """What `systemctl cat` prints (its form is systemd's, 252 to 257), by a program in its place."""
+    """A program in the place of systemctl prints what `systemctl cat` of 252 to 257 prints."""
     program = tmp_path / "systemctl"
     program.write_text(
         "#!/bin/sh\n"

@@ -471,7 +471,7 @@ def _could_be_server(invocation: Invocation) -> bool:
 def _opaque(invocation: Invocation, error: RefusalError) -> list[RefusalError]:
     """Return the refusal for a command that may start vLLM in a way that cannot be followed."""
     if any(word.problem for word in invocation.argv[:2]):
-        return [error]
+        return [] if isinstance(error, NotAServerError) else [error]
     text = " ".join(word.text for word in invocation.argv)
     if "vllm serve" in text or _API_SERVER in text:
         shown = f"`{_shown(invocation.argv)}` may start vLLM: an opaque wrapper"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`.env` files and `${…}` interpolation as Compose does them."""
 
-import io
 import re
 from collections.abc import Callable, Mapping
+from typing import IO, NamedTuple, cast
 
 from dotenv.parser import parse_stream
 
@@ -20,10 +20,19 @@ _MAX_TEXT = 1 << 18
 Lookup = Callable[[str], Word | None]
 
 
+class _Text(NamedTuple):
+    """Stands for the open file that python-dotenv reads in one go."""
+
+    text: str
+
+    def read(self) -> str:
+        return self.text
+
+
 def parse(text: str, path: str, notebook: Notebook, outer: Mapping[str, Word]) -> dict[str, Word]:
     """Return the variables of a `.env` file; values may use earlier ones and those of `outer`."""
     variables: dict[str, Word] = {}
-    for binding in parse_stream(io.StringIO(text)):
+    for binding in parse_stream(cast("IO[str]", _Text(text))):
         origin = Origin(path, binding.original.line)
         raw = binding.original.string.strip()
         if binding.error:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sparkd.core import serve
-from sparkd.core.config import ConfigErrors, EngineConfig, Source, load
+from sparkd.core.config import Config, ConfigErrors, EngineConfig, Source, load
 from sparkd.core.engine_environment import OWNED_VARIABLES, engine_environment
 from sparkd.core.importing import codes, toml_text, vllm_args
 from sparkd.core.importing.model import Launch, Mount, Notebook, Origin, RefusalError, Word
@@ -386,7 +386,7 @@ class _Builder:
         bare = _Draft(top=self.draft.top, runtime=self.draft.runtime)
         return bare.text("")
 
-    def _load(self, text: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    def _load(self, text: str) -> Config:
         sources = [Source(f"{self.name}.toml", text, self.name)] if text else []
         return load(sources, None)
 
