@@ -44,7 +44,7 @@ def default_host_config() -> str:
 
 def _default(setting: Setting) -> str:
     # Without a default the key is unset: the example then only shows the form.
-    return setting.default if setting.default is not None else '"105G"'
+    return setting.default if setting.default is not None else setting.example or '"105G"'
 
 
 def man_page(template: Path, version: str, date: str) -> str:

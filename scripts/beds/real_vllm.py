@@ -24,6 +24,7 @@ VLLM = "0.32.0"
 TORCH = "2.13.0"
 GUEST_VENV = "/opt/vllm"
 GUEST_MODEL = "/models/tiny"
+GUEST_DOOMED = "/models/doomed"
 
 #: Environment that an engine of this bed needs: a small KV cache, and no look at the network.
 ENVIRONMENT = {
@@ -33,7 +34,7 @@ ENVIRONMENT = {
 }
 
 #: `vllm serve` flags with which the tiny model serves. Without ``dtype = "float32"`` (that is, in
-#: bfloat16) the first request kills the engine's worker in native code and the API server exits 0.
+#: bfloat16) it serves only where the CPU has instructions for it; elsewhere it dies.
 SERVE = {
     "gpu-memory-utilization": 0.3,
     "max-model-len": 1024,
@@ -44,6 +45,10 @@ SERVE = {
 #: Flags that turn the same checkpoint into an embedding engine, beside those of `SERVE`.
 SERVE_EMBEDDING = {"runner": "pooling", "convert": "embed"}
 
+#: Attention heads of 64 are served; of 16 this build's attention does not support: the engine gets
+#: ready, the first request kills its worker, and the API server exits 0. On every CPU.
+_HEAD_DIM = {"tiny": 64, "doomed": 16}
+
 _CHECKPOINT = """
 import sys
 
@@ -51,7 +56,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-out = sys.argv[1]
+out, head_dim = sys.argv[1], int(sys.argv[2])
 torch.manual_seed(1)
 bpe = Tokenizer(models.BPE())
 bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -78,7 +83,7 @@ config = LlamaConfig(
     num_hidden_layers=2,
     num_attention_heads=2,
     num_key_value_heads=1,
-    head_dim=64,
+    head_dim=head_dim,
     max_position_embeddings=2048,
 )
 LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(out)
@@ -90,11 +95,16 @@ class RealVllm(NamedTuple):
 
     venv: Path
     model: Path
+    doomed: Path
     python: Path
 
     def binds(self, guest: Layers) -> dict[str, str]:
         """Host path to guest path, all read-only; for `container.Container`."""
-        wanted = {str(self.venv): GUEST_VENV, str(self.model): GUEST_MODEL}
+        wanted = {
+            str(self.venv): GUEST_VENV,
+            str(self.model): GUEST_MODEL,
+            str(self.doomed): GUEST_DOOMED,
+        }
         relative = self.python.relative_to("/")
         if not any((folder / relative).exists() for folder in guest.folders):
             # The guest's own Python is another version: the venv's base comes along.
@@ -110,9 +120,22 @@ def real_vllm() -> RealVllm:
         BedError: no suitable Python on the host, or pip's failure.
     """
     python = _base_python()
-    recipe = digest(VLLM, TORCH, _CHECKPOINT, str(python), "recipe 1")
-    folder = built(f"vllm-{recipe}", lambda target: _build(python, target))
-    return RealVllm(folder / "venv", folder / "tiny", python)
+    recipe = digest(VLLM, TORCH, str(python), "recipe 2")
+    venv = built(f"vllm-{recipe}", lambda target: _build(python, target)) / "venv"
+    return RealVllm(venv, _checkpoint(venv, "tiny"), _checkpoint(venv, "doomed"), python)
+
+
+def _checkpoint(venv: Path, name: str) -> Path:
+    """A random-weight checkpoint of under 1 MB."""
+    arguments = [_CHECKPOINT, str(_HEAD_DIM[name])]
+
+    def make(target: Path) -> None:
+        program, head_dim = arguments
+        command([str(venv / "bin/python"), "-c", program, str(target), head_dim], limit=300)
+        # The weights are saved for their owner only, but an engine runs as a user of its own.
+        command(["chmod", "--recursive", "a+rX", str(target)], limit=120)
+
+    return built(f"model-{digest(venv.parent.name, *arguments)}", make)
 
 
 def _base_python() -> Path:
@@ -146,10 +169,7 @@ def _build(python: Path, target: Path) -> None:
     command([*pip, "install", "--no-deps", str(wheel)], limit=600)
     shutil.rmtree(wheels)
     _claim_cpu_platform(venv)
-    (target / "tiny").mkdir()
-    command([str(venv / "bin/python"), "-c", _CHECKPOINT, str(target / "tiny")], limit=300)
     _move_scripts(venv)
-    # The weights are saved for their owner only, but an engine runs as a user of its own.
     command(["chmod", "--recursive", "a+rX", str(target)], limit=120)
 
 

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +34,10 @@ MASKED = """
 
 #: Layers with an installed package that are kept per suite; older ones are removed.
 LAYERS_KEPT = 4
+#: Base systems that are kept per suite: this recipe's and the one before.
+BASES_KEPT = 2
+#: What was used within this time is not removed, however many there are.
+IN_USE_SECONDS = 6 * 3600
 
 
 class Layers(NamedTuple):
@@ -56,7 +61,11 @@ def base(suite: str) -> Layers:
         raise BedError(f"no bed for {suite!r}; known: {', '.join(SUITES)}")
     # This file is the recipe: a change in it makes a new base.
     recipe = digest(suite, " ".join(PACKAGES.split()), " ".join(MASKED.split()), "recipe 1")
-    return Layers((built(f"{suite}-{recipe}", lambda target: _bootstrap(suite, target)),))
+    folder = cache_dir() / f"{suite}-{recipe}"
+    if not folder.is_dir():
+        folder = built(folder.name, lambda target: _bootstrap(suite, target))
+        _forget_old(f"{suite}-{'[0-9a-f]' * 12}", BASES_KEPT, folder)
+    return Layers((folder,))
 
 
 def _bootstrap(suite: str, target: Path) -> None:
@@ -112,7 +121,8 @@ def with_package(suite: str, deb: Path) -> Layers:
     below = base(suite)
     name = f"{suite}-layer-{digest(below.lowerdir, deb.read_bytes().hex())}"
     layer = built(name, lambda target: _install(below, deb, target))
-    _forget_old_layers(suite, layer)
+    os.utime(layer)
+    _forget_old(f"{suite}-layer-*", LAYERS_KEPT, layer)
     return Layers((layer, *below.folders))
 
 
@@ -134,17 +144,18 @@ def _install(below: Layers, deb: Path, target: Path) -> None:
             shutil.rmtree(work, ignore_errors=True)
 
 
-def _forget_old_layers(suite: str, current: Path) -> None:
-    with locked(f"{suite}-layers"):
-        layers = sorted(
-            cache_dir().glob(f"{suite}-layer-*"),
-            key=lambda path: path.stat().st_mtime,
-            reverse=True,
+def _forget_old(pattern: str, kept: int, current: Path) -> None:
+    """Remove what earlier recipes built, but for the newest few and what is in use now."""
+    with locked("forget"):
+        found = sorted(
+            cache_dir().glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True
         )
         mounts = Path("/proc/self/mounts").read_text(errors="replace")
-        for layer in layers[LAYERS_KEPT:]:
-            if layer != current and str(layer) not in mounts:
-                shutil.rmtree(layer, ignore_errors=True)
+        for folder in found[kept:]:
+            # Another test run may use it without having it mounted at this moment.
+            lately = time.time() - folder.stat().st_mtime < IN_USE_SECONDS
+            if folder != current and not lately and str(folder) not in mounts:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def tool_from_package(package: str, path: str) -> Path:
@@ -175,8 +186,3 @@ def tool_from_package(package: str, path: str) -> Path:
 def host_has(tool: str) -> bool:
     """Whether the host can run that program."""
     return shutil.which(tool) is not None
-
-
-def is_mounted(path: Path) -> bool:
-    """Whether something is mounted exactly there."""
-    return subprocess.run(["mountpoint", "-q", str(path)], check=False).returncode == 0
