@@ -21,6 +21,8 @@ _PARAMETER = re.compile(
 )
 
 
+_AFTER_DOLLAR = re.compile(r"[A-Za-z_](?:(?:\\\n)*[A-Za-z0-9_])*|[0-9@*#?$!-]")
+
 # Fallbacks nest, and each level is read again: nobody writes one this long.
 _MAX_PARAMETER = 4096
 
@@ -252,8 +254,9 @@ class Lexer:
             raw = self._until("'", 1)
             return Literal(raw, True) if "\\" not in raw else Opaque(f"$'{raw}'", True)
         self._advance(1)
-        if match := re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$!-]").match(self.text, self.index):
-            return Variable(self._advance(len(match[0])), quoted)
+        if match := _AFTER_DOLLAR.match(self.text, self.index):
+            # A backslash and a newline inside a name are gone before the shell reads the name.
+            return Variable(self._advance(len(match[0])).replace("\\\n", ""), quoted)
         return Literal("$", quoted)
 
     def _bracketed(self, opening: str, closing: str) -> str:
