@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparkd.core import serve
+from sparkd.core import alert_settings, serve
 from sparkd.core.config_errors import ConfigError, ConfigErrors, shown
 from sparkd.core.config_model import (
     CompileCaps,
@@ -23,7 +23,6 @@ from sparkd.core.config_model import (
 from sparkd.core.config_reader import Document, Source, parse, read_settings
 from sparkd.core.engine_environment import OWNED_VARIABLES
 from sparkd.core.escape import UnitTextError, check_encodable
-from sparkd.core.lint.ignores import ignore_errors
 from sparkd.core.quantities import MemoryLimit, format_size
 from sparkd.core.schema import ENGINE, ENGINE_NAME, ENGINE_NAME_RULE, HOST
 from sparkd.core.secrecy import contains_secret, is_secret_name
@@ -94,6 +93,8 @@ def _host(document: Document) -> HostConfig | None:
     _check_high(document, values.get("memory.high"), values["memory.max"])
     if values["restart.delay"] >= values["restart.window"]:
         document.refuse(("restart", "delay"), "must be shorter than restart.window")
+    for key, rule in alert_settings.broken_rules(values):
+        document.refuse(("alerts", key), rule)
     return HostConfig(
         reserve=values["host.reserve"],
         compile=CompileCaps(
@@ -107,6 +108,7 @@ def _host(document: Document) -> HostConfig | None:
             values["restart.burst"], values["restart.window"], values["restart.delay"]
         ),
         metrics=values["metrics.listen"],
+        alerts=alert_settings.config(values),
     )
 
 
@@ -187,6 +189,10 @@ def _build(
 
 
 def _check_ignores(document: Document, ignore: Mapping[str, object]) -> None:
+    if not ignore:
+        return
+    from sparkd.core.lint.ignores import ignore_errors  # noqa: PLC0415  (only an ignore pays)
+
     for error in ignore_errors(ignore):
         document.refuse(("lint", "ignore", error.code), error.rule, hint=error.hint)
 

@@ -55,6 +55,45 @@ class ListenAddress:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+class AlertFormat(StrEnum):
+    """What a webhook's receiver expects."""
+
+    JSON = "json"
+    NTFY = "ntfy"
+    SLACK = "slack"
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """Where alerts are posted to.
+
+    `url` is None when the credential file holds the address. `credential` is the path of a file
+    with that address, or with the value of the Authorization header.
+    """
+
+    name: str
+    url: str | None
+    format: AlertFormat
+    credential: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AlertConfig:
+    """Who is told about what, how often at most. Without webhooks and command: nobody."""
+
+    webhooks: tuple[Webhook, ...]
+    command: tuple[str, ...]
+    kinds: frozenset[str]
+    rate_limit: int
+    dedup_seconds: int
+    proxy: str | None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is anybody to tell."""
+        return bool(self.webhooks or self.command)
+
+
 @dataclass(frozen=True, slots=True)
 class HostConfig:
     """sparkd.toml."""
@@ -65,6 +104,7 @@ class HostConfig:
     memory_max: MemoryLimit
     restart: RestartPolicy
     metrics: ListenAddress
+    alerts: AlertConfig
 
 
 @dataclass(frozen=True, slots=True)

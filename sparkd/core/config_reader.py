@@ -156,7 +156,7 @@ def _read_value(
     try:
         values[setting.path] = setting.parse(value)
     except (ValueError, TypeError):
-        document.refuse(_key_path(setting), setting.rule, value=value)
+        document.refuse(_key_path(setting), setting.rule, value=value, secret=setting.hidden)
 
 
 def _add_defaults(

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sparkd.core.config_model import HangMode, ListenAddress, Warmup
+from sparkd.core import alert_settings
+from sparkd.core.config_model import AlertFormat, HangMode, ListenAddress, Warmup
 from sparkd.core.quantities import parse_duration, parse_limit
 from sparkd.core.text import has_control_character, is_plain_path
 
@@ -29,7 +30,9 @@ class Setting:
     """One key.
 
     `default` is TOML text, parsed like an operator's value; None means that there is no value.
-    `rule` completes the sentence "the value …" and is the error message as well.
+    `rule` completes the sentence "the value …" and is the error message as well. `example` is TOML
+    text for the shipped sparkd.toml, where there is no default to show. A refused value that may
+    be a secret (`hidden`) is not repeated in the error.
     """
 
     file: str
@@ -41,6 +44,8 @@ class Setting:
     help: str
     parse: Parser
     required: bool = False
+    example: str = ""
+    hidden: bool = False
 
     @property
     def path(self) -> str:
@@ -156,6 +161,10 @@ def _hang_mode(value: object) -> HangMode:
     return HangMode(_string(value))
 
 
+def _alert_format(value: object) -> AlertFormat:
+    return AlertFormat(_string(value))
+
+
 def _table(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TypeError(value)
@@ -167,6 +176,11 @@ _PATH_RULE = (
     " without '.', '..' or a trailing slash"
 )
 _IGNORE_RULE = 'must be a table of codes and reasons, such as { SPK203 = "the box is for tests" }'
+_URL_RULE = (
+    "must be an http or https address without user, password, fragment or a secret in it:"
+    " an address that is itself the secret (Slack's, Discord's) goes into the credential's file"
+)
+_KINDS_RULE = "must be a list of: " + ", ".join(f'"{kind}"' for kind in alert_settings.KINDS)
 _LIMIT_RULE = 'must be a size such as "112G" or a percentage such as "92%"'
 
 SETTINGS: Sequence[Setting] = (
@@ -208,6 +222,37 @@ SETTINGS: Sequence[Setting] = (
     Setting(HOST, "metrics", "allow-remote", "boolean", "false", "must be true or false",
             "Permits a `listen` address that other machines can reach. /metrics has no"
             " authentication.", _boolean),
+    Setting(HOST, "alerts", "webhook", "URL", None, _URL_RULE,
+            "Where alerts are posted to. Without it and without `command` nobody is told. See"
+            " docs/alerts.md.", alert_settings.url, example='"https://ntfy.example.org/spark"',
+            hidden=True),
+    Setting(HOST, "alerts", "format", "string", '"json"', 'must be "json", "ntfy" or "slack"',
+            "What the receiver expects: one JSON object with everything, an ntfy topic, or a"
+            " webhook like Slack's (Mattermost, Rocket.Chat, Discord's /slack).", _alert_format),
+    Setting(HOST, "alerts", "credential", "path", None, _PATH_RULE,
+            "A file of root with mode 0600: either the webhook's whole address, where that is the"
+            " secret, or the value of the Authorization header, such as `Bearer tk_…`.", _path,
+            example='"/etc/sparkd/secrets/alerts"'),
+    Setting(HOST, "alerts", "more-webhooks", "list of tables", "[]",
+            'must be a list of at most 6 tables such as { url = "https://…", format = "slack",'
+            ' credential = "/etc/…" }, with the rules of the three keys above',
+            "Further webhooks, each of which gets every alert.", alert_settings.webhooks),
+    Setting(HOST, "alerts", "command", "list of strings", "[]",
+            "must be a list: the absolute path of a program and its arguments, without secrets",
+            "Run for each alert, without a shell, with the alert as JSON on standard input. Exit"
+            " status 0 means that it was taken.", alert_settings.command),
+    Setting(HOST, "alerts", "kinds", "list of strings",
+            '["death", "held", "stalled", "recovered", "slow-start", "sparkd"]', _KINDS_RULE,
+            "What is told. `sparkd` is sparkd itself failing.", alert_settings.kinds),
+    Setting(HOST, "alerts", "rate-limit", "integer", "20", "must be an integer from 1 to 1000",
+            "Alerts per hour. What is more is counted and told in one summary; `held`, `stalled`"
+            " and `sparkd` always pass.", _integer(1, 1000)),
+    Setting(HOST, "alerts", "dedup", "duration", '"10m"', 'must be a duration from "0s" to "7d"',
+            "The same kind, engine and class within this time is told once, and then summarised.",
+            _duration(0, 604_800)),
+    Setting(HOST, "alerts", "proxy", "URL", None, _URL_RULE,
+            "An HTTP proxy for the webhooks. The environment's proxy variables are not used.",
+            alert_settings.url, example='"http://proxy.example.org:3128"', hidden=True),
     Setting(HOST, "lint", "ignore", "table", "{}", _IGNORE_RULE,
             "Findings of `sparkctl check` that are accepted everywhere: the code, and the reason,"
             " which is required. See docs/lint.md.", _table),

@@ -44,3 +44,8 @@ def contains_secret(value: object) -> bool:
     if isinstance(value, list):
         return any(contains_secret(item) for item in value)
     return False
+
+
+def redact(text: str) -> str:
+    """Return `text` with everything in it that is shaped like a token replaced by '(hidden)'."""
+    return _SECRET_VALUE.sub("(hidden)", text)
