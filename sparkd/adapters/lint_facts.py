@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import pwd
+import re
 import signal
 import stat
 import subprocess
@@ -24,6 +25,7 @@ from sparkd.core.lint.checkpoint import Checkpoint, read_checkpoint
 from sparkd.core.lint.facts import EngineFacts, Facts, HostFacts
 from sparkd.core.lint.vllm_help import Flag, parse_help
 
+_VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+!_-]{0,63}\Z")
 _MAX_JSON_BYTES = 16 << 20
 _MAX_HELP_BYTES = 4 << 20
 _MAX_SHARDS = 2048
@@ -56,7 +58,8 @@ def gather(
     host = _host(memory_total) if this_machine else HostFacts(memory_total)
     flags: dict[str, Mapping[str, Flag] | None] = {}
     for engine in config.engines:
-        if engine.venv not in flags:
+        # Another engine's user may be able to run what this one's cannot.
+        if flags.get(engine.venv) is None:
             flags[engine.venv] = _flags(engine, ask=ask, tell=tell)
     engines = {
         engine.name: EngineFacts(
@@ -176,7 +179,8 @@ def installed_version(venv: Path) -> str | None:
         text = metadata.read_text(encoding="utf-8", errors="replace")
         for line in text.partition("\n\n")[0].splitlines():
             if line.startswith("Version:"):
-                return line.partition(":")[2].strip() or None
+                version = line.partition(":")[2].strip()
+                return version if _VERSION.match(version) else None
     return None
 
 

@@ -5,7 +5,9 @@ import argparse
 import json
 import os
 import stat
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -117,15 +119,25 @@ def test_an_older_vllm_answers_the_plain_help(tmp_path: Path) -> None:
 def test_a_vllm_that_never_answers_is_ended_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lint_facts, "_HELP_SECONDS", 1)
+    file = tmp_path / "pid"
+
+    def communicate(process: Any, timeout: float) -> None:
+        # The time is up as soon as the child is there.
+        deadline = time.monotonic() + 60
+        while not file.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        raise subprocess.TimeoutExpired(process.args, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", communicate)
     body = (
         "import subprocess, time\n"
-        f"child = subprocess.Popen(['sleep', '600'])\n"
-        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        f"open({str(tmp_path / 'new')!r}, 'w').write(str(child.pid))\n"
+        f"os.rename({str(tmp_path / 'new')!r}, {str(file)!r})\n"
         "time.sleep(600)"
     )
     assert ask(config_for(make_venv(tmp_path, body))).engine("m").flags is None
-    pid = int((tmp_path / "pid").read_text())
+    pid = int(file.read_text())
     assert not Path(f"/proc/{pid}").exists() or _is_zombie(pid)
 
 
@@ -162,6 +174,13 @@ def test_two_versions_side_by_side_are_no_version(tmp_path: Path) -> None:
     other = venv / "lib/python3.12/site-packages/vllm-0.26.0.dist-info"
     other.mkdir()
     (other / "METADATA").write_text("Version: 0.26.0\n")
+    assert lint_facts.installed_version(venv) is None
+
+
+def test_a_version_that_is_none_is_not_repeated(tmp_path: Path) -> None:
+    venv = make_venv(tmp_path, "")
+    (metadata,) = venv.glob("lib/*/site-packages/*/METADATA")
+    metadata.write_text("Name: vllm\nVersion: \x1b[2J\n")
     assert lint_facts.installed_version(venv) is None
 
 

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a checkpoint says of itself in config.json and hf_quant_config.json."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
+
+# hybrid_override_pattern, the longest, has a letter for each layer.
+_NAME = re.compile(r"[A-Za-z0-9_.*+|/-]{1,1000}\Z")
 
 # Models whose decoder layers are in part state-space or linear attention (Hugging Face names).
 _MAMBA2 = frozenset(
@@ -71,13 +75,13 @@ def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _is_mamba2(part: Mapping[str, Any]) -> bool:
     pattern = _text(part.get("hybrid_override_pattern"))
-    return part.get("model_type") in _MAMBA2 or "M" in pattern
+    return _text(part.get("model_type")) in _MAMBA2 or "M" in pattern
 
 
 def _is_hybrid(part: Mapping[str, Any]) -> bool:
     layers = [*_list(part.get("layer_types")), *_list(part.get("layers_block_type"))]
     return (
-        part.get("model_type") in _OTHER_HYBRIDS
+        _text(part.get("model_type")) in _OTHER_HYBRIDS
         or "linear_attention" in layers
         or "mamba" in layers
         or bool(part.get("linear_num_value_heads"))
@@ -142,4 +146,5 @@ def _list(value: object) -> list[Any]:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+    """Return a name as such files have them; whatever else stands there is none."""
+    return value if isinstance(value, str) and _NAME.match(value) else ""

@@ -12,7 +12,7 @@ from sparkd.core.lint.model import VLLM, Hit, Rule, Severity, Subject
 _METHODS: Mapping[str, str] = {
     "auto_awq": "awq", "awq": "awq", "awq_marlin": "awq",
     "auto_gptq": "gptq", "gptq": "gptq", "gptq_marlin": "gptq",
-    "compressed-tensors": "compressed-tensors",
+    "compressed-tensors": "compressed-tensors", "fp8": "fp8",
     "gpt_oss_mxfp4": "mxfp4", "mxfp4": "mxfp4",
     "modelopt": "modelopt", "modelopt_fp4": "modelopt", "modelopt_mixed": "modelopt",
     "modelopt_mxfp8": "modelopt",
@@ -20,7 +20,7 @@ _METHODS: Mapping[str, str] = {
 # These cannot be made from an unquantized checkpoint while it loads.
 _ONLY_SERIALIZED = frozenset({"awq", "gptq", "compressed-tensors", "modelopt", "mxfp4"})
 
-_TOKENS = re.compile(r"([0-9]+)([kKmM]?)\Z")
+_TOKENS = re.compile(r"([0-9]{1,12})([kKmM]?)\Z")
 _SCALE = {"": 1, "k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
 
 _VISION_NAME = re.compile(
@@ -103,6 +103,9 @@ def _wide_kv_dtype(subject: Subject) -> Iterator[Hit]:
 
 def _text_only_vision(subject: Subject) -> Iterator[Hit]:
     if not subject.switch("language-model-only"):
+        return
+    checkpoint = subject.facts.checkpoint
+    if checkpoint is not None and not checkpoint.has_vision:
         return
     key = ("serve", "language-model-only")
     spec = " (for speculative decoding?)" if subject.speculative() else ""

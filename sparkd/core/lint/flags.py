@@ -190,7 +190,7 @@ def _said_twice(subject: Subject) -> Iterator[Hit]:
 def _internal_port(subject: Subject) -> Iterator[Hit]:
     value = subject.env.get("VLLM_PORT", "")
     taken = {engine.port: engine.name for engine in subject.whole.engines}
-    if value.isascii() and value.isdecimal() and int(value) in taken:
+    if re.fullmatch(r"[0-9]{1,5}", value) and int(value) in taken:
         sentence = (
             f"VLLM_PORT is where vLLM's own processes meet, and {value} is the port that engine"
             f" {taken[int(value)]} serves on"

@@ -2,6 +2,7 @@
 """SPK2xx: memory that the GPU and the host share."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from sparkd.core.lint.facts import Need
 from sparkd.core.lint.model import VLLM, Hit, HostSubject, Rule, Severity, Subject
@@ -16,6 +17,9 @@ _SMALL_MACHINE = 64 * _GIB
 # One compiler of FlashInfer's kernels takes 3.3 to 8 GiB (measured): the smaller figure is certain.
 _COMPILER = int(3.3 * _GIB)
 _HIGH_MIN_FREE = _GIB
+
+# Larger numbers than this are mistakes that vLLM itself reports.
+_IMPOSSIBLE = 1 << 60
 
 _SHARE = ("serve", "gpu-memory-utilization")
 
@@ -63,7 +67,7 @@ def _compilers(subject: HostSubject) -> Iterator[Hit]:
     shares = [e.memory_utilization for e in subject.whole.engines if e.autostart]
     room = int(subject.memory_total * (1 - sum(shares)))
     compilers = caps.max_jobs * caps.nvcc_threads
-    if compilers * _COMPILER > room > 0:
+    if subject.memory_total >= _SMALL_MACHINE and compilers * _COMPILER > room > 0:
         sentence = (
             f"{caps.max_jobs} jobs with {caps.nvcc_threads} nvcc threads are {compilers} compilers"
             f" of 3.3 to 8 GiB, and the engines leave {format_size(room)}"
@@ -100,7 +104,7 @@ def _limit_above_memory(subject: HostSubject) -> Iterator[Hit]:
 
 def _kv_bytes(subject: Subject) -> int | None:
     value = subject.serve.get("kv-cache-memory-bytes")
-    return value if type(value) is int else None
+    return value if type(value) is int and 0 < value < _IMPOSSIBLE else None
 
 
 def _kv_without_share(subject: Subject) -> Iterator[Hit]:
@@ -138,8 +142,8 @@ def _offloading(subject: Subject) -> Iterator[Hit]:
     if not subject.host.is_gb10:
         return
     for name in ("cpu-offload-gb", "swap-space", "kv-offloading-size"):
-        value = subject.serve.get(name)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+        value: Any = subject.serve.get(name)
+        if type(value) in {int, float} and 0 < value < _IMPOSSIBLE:
             sentence = (
                 f"{value:g} GiB would move from the GPU's memory to the host's, and here they are"
                 " the same memory"
@@ -185,7 +189,7 @@ RULES = (
         severity=Severity.WARNING,
         title="almost no reserve",
         why="When the unified memory is used up, no OOM kill follows: the driver fails and the host"
-        " stops answering. Operators keep 6 to 20 GiB.",
+        " stops answering. Operators keep 6 to 20 GiB. Not judged on machines of less than 64 GiB.",
         instead='host.reserve = "16%", the default, or "20G"',
         reference="https://github.com/NVIDIA/open-gpu-kernel-modules/issues/1358",
         host=_small_reserve,
@@ -195,7 +199,8 @@ RULES = (
         severity=Severity.WARNING,
         title="more compilers than memory",
         why="Jobs and nvcc threads multiply, and each compiler of FlashInfer's kernels takes 3.3 to"
-        " 8 GiB. It counts what all engines started at boot leave; 3.3 GiB is assumed.",
+        " 8 GiB. It counts what all engines started at boot leave; 3.3 GiB is assumed. Not judged"
+        " on machines of less than 64 GiB.",
         instead="fewer compile.max_jobs, and compile.nvcc_threads = 1",
         reference="https://github.com/flashinfer-ai/flashinfer/issues/3634",
         needs=(Need.TOTAL,),
@@ -266,10 +271,10 @@ RULES = (
     Rule(
         code="SPK211",
         severity=Severity.WARNING,
-        title="a raised vm.min_free_kbytes",
+        title="a large vm.min_free_kbytes",
         why="What it keeps free does not count as available: raising it made vLLM's start check"
         " fail by 6.2 GiB on one machine.",
-        instead="the kernel's default, and host.reserve for what must stay free",
+        instead="a smaller value; host.reserve is for what must stay free",
         reference="https://github.com/tonyd2wild/GLM-5.3-Flash-NVFP4-DFlash2-2x-DGX-Spark/issues/19",
         host=_min_free,
     ),

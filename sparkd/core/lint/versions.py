@@ -4,7 +4,7 @@
 import re
 from typing import NamedTuple
 
-_RELEASE = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?(.*)\Z")
+_RELEASE = re.compile(r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?(.*)\Z")
 _IN_PATH = re.compile(r"(?<![\d.])v?(\d+\.\d+\.\d+)(?![\d.]*\d)")
 
 
