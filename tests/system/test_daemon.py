@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sparkd.core.events import Event
 from tests.system.lab import Lab
 
 pytestmark = pytest.mark.system
@@ -248,16 +249,23 @@ def test_forged_journal_entries_count_for_nothing(lab: Lab) -> None:
     two_ready(lab)
     lab.die("one", "core-killed")
     real = lab.until_dead("one")[0]
+    lab.until("one", "ready")
     forged = {**real, "invocation_id": "f" * 32, "time": real["time"] + 1}
     forged |= {"engine": "one", "unit": "vllm-one.service"}
     forged.pop("dark_seconds")
     script = (
         "from systemd import journal\n"
-        f"journal.send('x', MESSAGE_ID='5b0f6a1c9d3e4c0b8a2f7e6d1c4b9a06',\n"
-        f"  SPARKD_ENGINE='one', SPARKD_UNIT='vllm-one.service', SPARKD_RECORD={json.dumps(forged)!r})\n"
+        f"journal.send('forged', MESSAGE_ID='{Event.END_OF_LIFE}', SPARKD_ENGINE='one',\n"
+        f"  SPARKD_UNIT='vllm-one.service', SPARKD_RECORD={json.dumps(forged)!r})\n"
     )
     lab.push("/tmp/forge.py", script)
     lab.machine.run(["python3", "/tmp/forge.py"], user="nobody")
-    lab.machine.run(["python3", "/tmp/forge.py"])  # root, but not in the engine's unit
-    lab.machine.run("journalctl --sync; sleep 2")
-    assert [row["invocation_id"] for row in lab.incidents("one")] == [real["invocation_id"]]
+    # Root, but in another unit than the engine's.
+    lab.machine.run(["systemd-run", "--wait", "--quiet", "python3", "/tmp/forge.py"])
+    sent = lab.machine.journal(f"MESSAGE_ID={Event.END_OF_LIFE}")
+    assert len([entry for entry in sent if entry.get("MESSAGE") == "forged"]) == 2
+    # Entries are read in order: when a later one shows, the forged ones have been passed over.
+    lab.die("one", "core-killed")
+    newest = lab.until_dead("one", 2)[0]["invocation_id"]
+    deaths = [row["invocation_id"] for row in lab.incidents("one")]
+    assert deaths == [newest, real["invocation_id"]]
