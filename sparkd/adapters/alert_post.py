@@ -24,6 +24,7 @@ from sparkd.core.alerts import Alert, Kind, Policy
 from sparkd.core.config_model import AlertConfig
 
 COMMAND = "command"
+NOBODY = "nobody is told: set alerts.webhook or alerts.command in sparkd.toml, see sparkd.toml(5)"
 REFUSED_AFTER = 3
 """A receiver that says so often that it will not take an alert is believed."""
 
@@ -51,6 +52,11 @@ class Tried(NamedTuple):
     destination: str
     outcome: Outcome
 
+    def to_json(self) -> dict[str, object]:
+        """One element of `sparkctl alert test --json`."""
+        name, outcome = self
+        return {"destination": name, "taken": outcome.taken, "detail": outcome.detail}
+
 
 def policy(config: AlertConfig) -> Policy:
     """`[alerts]` as the core wants it."""
@@ -69,9 +75,12 @@ class PostOffice:
         self.trouble = ""
         """Why alerts are kept in memory instead of on disk; '' when they are not."""
         self._host = socket.gethostname()
-        for path in (self._places.memory, self._places.disk):
-            if Path(path).exists():
-                self._queue(path)
+        self._unwritten: set[tuple[str, int]] = set()
+        """What was taken while the queue could not be written: it must not be sent again."""
+        if Path(self._places.memory).exists():
+            self._queue(self._places.memory)
+        # Now and not with the first alert: from here on nothing is too old to be told.
+        self._queue(self._places.disk)
 
     @property
     def destinations(self) -> list[str]:
@@ -124,25 +133,24 @@ class PostOffice:
                 new = [one for one in new if not disk.knows(one.id)]
         return memory.enter(new, self.destinations, wanted, now)
 
-    def deliver_one(self) -> bool:
+    def deliver_one(self) -> Tried | None:
         """Try the next alert that is due.
 
         Returns:
-            Whether there was one; else nothing is due now, or somebody else is delivering.
+            What became of it; None: nothing is due now, or somebody else is delivering.
 
         Raises:
             QueueError: what became of it cannot be written down.
         """
         with self._alone() as alone:
             if not alone:
-                return False
+                return None
             now = time.time()
             for queue in list(self._queues.values()):
                 job = queue.due(self.destinations, now)
                 if job is not None:
-                    self._deliver(queue, job)
-                    return True
-        return False
+                    return self._deliver(queue, job)
+        return None
 
     def next_due(self) -> float | None:
         """When there is something to deliver, seconds since the epoch; None: nothing waits."""
@@ -176,10 +184,16 @@ class PostOffice:
             queued += queue.pending()
         return Figures(totals, queued)
 
-    def _deliver(self, queue: AlertQueue, job: Job) -> None:
-        outcome = self._try(job.destination, job.alert)
+    def _deliver(self, queue: AlertQueue, job: Job) -> Tried:
+        this = (queue.path, job.number)
+        if this in self._unwritten:
+            outcome = Outcome(taken=True, detail="taken earlier, and only now written down")
+        else:
+            outcome = self._try(job.destination, job.alert)
         if outcome.taken:
+            self._unwritten.add(this)
             queue.taken(job)
+            self._unwritten.discard(this)
         elif outcome.refused and job.attempts + 1 >= REFUSED_AFTER:
             queue.refused(job, outcome.detail)
         else:
@@ -187,6 +201,7 @@ class PostOffice:
             jitter = random.random()  # noqa: S311
             delay = alerts.retry_delay(job.failures + 1, jitter, outcome.retry_after)
             queue.failed(job, outcome.detail, time.time() + delay)
+        return Tried(job.destination, outcome)
 
     def _try(self, destination: str, alert: Alert) -> Outcome:
         now = time.time()

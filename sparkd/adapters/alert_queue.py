@@ -452,3 +452,21 @@ def _forget(db: sqlite3.Connection) -> None:
     db.execute(
         "UPDATE meta SET value = ?1 WHERE key = 'since' AND CAST(value AS REAL) < ?1", (newest,)
     )
+
+
+def to_json(row: Row) -> dict[str, object]:
+    """One element of `sparkctl alerts --json`."""
+    alert = row.alert
+    return {
+        "id": alert.id,
+        "kind": str(alert.kind),
+        "engine": alert.engine or None,
+        "time": alert.time,
+        "queued": row.queued,
+        "title": alert.title,
+        "destination": row.destination or None,
+        "state": row.state,
+        "attempts": row.attempts,
+        "error": row.error or None,
+        "next_attempt": row.next_at or None,
+    }

@@ -18,6 +18,8 @@ TARGET = (NAME, PATH, INTERFACE)
 
 READ_TIMEOUT_S = 5.0
 """The daemon answers from a snapshot, within milliseconds."""
+TEST_TIMEOUT_S = 300.0
+"""Every destination may take its whole deadline, after what is under way has taken its own."""
 CHANGE_TIMEOUT_S = 120.0
 """Long enough for a person to authenticate to polkit."""
 
@@ -56,6 +58,7 @@ class Kind(StrEnum):
     BUSY = "Busy"
     CONFIG = "Config"
     HELD = "Held"
+    NO_SUCH_INCIDENT = "NoSuchIncident"
     FAILED = "Failed"
 
 
@@ -109,6 +112,48 @@ def incidents(limit: int, engine: str) -> list[dict[str, Any]]:
     value = _ask("Incidents", (limit, engine), READ_TIMEOUT_S)
     if not isinstance(value, list):
         raise DaemonError(Kind.FAILED, "sparkd's incidents are no JSON array")
+    return value
+
+
+def incident(identity: str) -> dict[str, Any]:
+    """One end of life, by the beginning of its invocation or its number.
+
+    Raises:
+        DaemonAbsentError: nobody answers.
+        DaemonError: there is no such incident, or more than one.
+    """
+    return _object(_ask("Incident", (identity,), READ_TIMEOUT_S))
+
+
+def alerts(limit: int) -> list[dict[str, Any]]:
+    """The newest alerts and what became of them.
+
+    Raises:
+        DaemonAbsentError: nobody answers.
+        DaemonError: the caller may not ask.
+    """
+    value = _ask("Alerts", (limit,), READ_TIMEOUT_S)
+    if not isinstance(value, list):
+        raise DaemonError(Kind.FAILED, "sparkd's alerts are no JSON array")
+    return value
+
+
+def test_alert() -> list[dict[str, Any]]:
+    """Have a test alert sent everywhere now; what each destination did.
+
+    Raises:
+        DaemonAbsentError: nobody answers.
+        DaemonError: nobody is configured, or the caller may not.
+    """
+    value = _ask("TestAlert", (), TEST_TIMEOUT_S)
+    if not isinstance(value, list):
+        raise DaemonError(Kind.FAILED, "sparkd's answer is no JSON array")
+    return value
+
+
+def _object(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise DaemonError(Kind.FAILED, "sparkd's answer is no JSON object")
     return value
 
 

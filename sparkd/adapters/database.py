@@ -11,19 +11,20 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from sparkd.core import end_of_life
+from sparkd.core import darkness, end_of_life
+from sparkd.core.darkness import Darkness, Stopped
 from sparkd.core.end_of_life import Record
 from sparkd.core.metrics import Totals
-from sparkd.core.projection import Applied, Entry, record_from_json
+from sparkd.core.projection import Applied, Entry, Gap, record_from_json
 from sparkd.core.status import Boot, boot_from_json
 
 PATH = "/var/lib/sparkd/sparkd.db"
-VERSION = 1
+VERSION = 2
 ROWS_MAX = 10_000
 """Incidents and boots kept; the counters for /metrics are kept apart and never shrink."""
 BUSY_S = 5.0
@@ -63,6 +64,8 @@ CREATE TABLE totals (
 );
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
+_DARK = "CREATE TABLE dark (engine TEXT PRIMARY KEY, total REAL NOT NULL, since REAL);"
+"""Since version 2; its rows follow from those of incidents and boots."""
 
 
 class DatabaseError(Exception):
@@ -74,6 +77,21 @@ class Incident(NamedTuple):
 
     record: Record
     dark_seconds: float | None
+
+
+class Detail(NamedTuple):
+    """One end of life and what the database knows around it."""
+
+    number: int
+    """The row's number; it changes when the database is made anew."""
+    incident: Incident
+    boot: Mapping[str, object] | None
+    """What the readiness gate saw of the life that ended; None when it never became ready."""
+    next_boot: Boot | None
+    """The next start of this engine that became ready."""
+    earlier: int
+    """How often it had died of the same class before."""
+    last_earlier: float | None
 
 
 class Reader:
@@ -130,6 +148,63 @@ class Reader:
         boots = (boot_from_json(json.loads(row[0])) for row in rows)
         return {boot.engine: boot for boot in boots if boot is not None}
 
+    def find(self, identity: str) -> list[Detail]:
+        """The ends of life with this row number, or whose invocation begins so; at most ten."""
+        rows = self._connection.execute(
+            "SELECT id, record, dark_seconds FROM incidents WHERE"
+            " (?2 AND id = CAST(?1 AS INTEGER)) OR substr(invocation_id, 1, length(?1)) = ?1"
+            " ORDER BY time DESC, id DESC LIMIT 10",
+            (identity, identity.isdigit() and len(identity) < 8),
+        ).fetchall()
+        found = ((number, _record(text), dark) for number, text, dark in rows)
+        return [
+            self._detail(number, Incident(record, dark))
+            for number, record, dark in found
+            if record is not None
+        ]
+
+    def _detail(self, number: int, incident: Incident) -> Detail:
+        record = incident.record
+        earlier, last = self._connection.execute(
+            "SELECT count(*), max(time) FROM incidents WHERE engine = ?1 AND requested = 0 AND"
+            " time < ?2 AND id != ?3 AND json_extract(record, '$.class') = ?4",
+            (record.engine, record.time, number, record.cls),
+        ).fetchone()
+        boot = self._connection.execute(
+            "SELECT record FROM boots WHERE invocation_id = ?", (record.invocation_id,)
+        ).fetchone()
+        later = self._connection.execute(
+            "SELECT record FROM boots WHERE engine = ? AND time >= ? AND invocation_id != ?"
+            " ORDER BY time LIMIT 1",
+            (record.engine, record.time, record.invocation_id),
+        ).fetchone()
+        return Detail(
+            number,
+            incident,
+            None if boot is None else json.loads(boot[0]),
+            None if later is None else boot_from_json(json.loads(later[0])),
+            int(earlier),
+            last,
+        )
+
+    def darkness(self) -> dict[str, Darkness]:
+        """How long each engine was down although nobody asked for it."""
+        rows = self._connection.execute("SELECT engine, total, since FROM dark")
+        return {engine: Darkness(total, since) for engine, total, since in rows}
+
+    def starts(self, engine: str, *, before: str, limit: int = 50) -> list[tuple[float, str]]:
+        """Seconds and 'cold', 'warm' or '' of earlier starts that became ready, newest first.
+
+        `before` is the invocation that does not count: it is the one to be compared.
+        """
+        rows = self._connection.execute(
+            "SELECT record FROM boots WHERE engine = ? AND invocation_id != ?"
+            " ORDER BY time DESC LIMIT ?",
+            (engine, before, limit),
+        )
+        values = (json.loads(row[0]) for row in rows)
+        return [(float(v["seconds"]), str(v.get("compile") or "")) for v in values]
+
     def totals(self) -> list[Totals]:
         """Deaths and automatic restarts per engine and class."""
         rows = self._connection.execute(
@@ -177,6 +252,11 @@ def _enter(connection: sqlite3.Connection, entry: Entry) -> bool:
                 "INSERT OR IGNORE INTO applies (time, author, summary) VALUES (?, ?, ?)", applied
             )
             return done.rowcount == 1
+        case Stopped() as stopped:
+            _enter_darkness(connection, stopped)
+            return True
+        case Gap():
+            return False
 
 
 def _enter_record(connection: sqlite3.Connection, record: Record, text: str) -> bool:
@@ -194,6 +274,7 @@ def _enter_record(connection: sqlite3.Connection, record: Record, text: str) -> 
             " DO UPDATE SET deaths = deaths + 1, restarts = restarts + ?3",
             (record.engine, record.cls, restarts),
         )
+    _enter_darkness(connection, record)
     return True
 
 
@@ -204,13 +285,26 @@ def _enter_boot(connection: sqlite3.Connection, boot: Boot, text: str) -> bool:
     )
     if done.rowcount != 1:
         return False
-    # Ready again: the unrequested ends of life since the last time were dark until now.
-    connection.execute(
-        "UPDATE incidents SET dark_seconds = ?2 - time"
-        " WHERE engine = ?1 AND dark_seconds IS NULL AND requested = 0 AND time <= ?2",
-        (boot.engine, boot.time),
-    )
+    _enter_darkness(connection, boot)
     return True
+
+
+def _enter_darkness(connection: sqlite3.Connection, event: Record | Boot | Stopped) -> None:
+    row = connection.execute(
+        "SELECT total, since FROM dark WHERE engine = ?", (event.engine,)
+    ).fetchone()
+    before = Darkness() if row is None else Darkness(*row)
+    now = darkness.after(before, event)
+    if now == before:
+        return
+    connection.execute("INSERT OR REPLACE INTO dark VALUES (?, ?, ?)", (event.engine, *now))
+    if now.since is None:
+        # Every end of life that nobody asked for since then was dark until now.
+        connection.execute(
+            "UPDATE incidents SET dark_seconds = ?2 - time"
+            " WHERE engine = ?1 AND dark_seconds IS NULL AND requested = 0 AND time <= ?2",
+            (event.engine, event.time),
+        )
 
 
 def _prune(connection: sqlite3.Connection) -> None:
@@ -277,8 +371,32 @@ def _migrate(connection: sqlite3.Connection, path: str) -> None:
             f"{path}: made by a newer sparkd (schema {version}, this one knows {VERSION}):"
             " install that version again, or move the file away"
         )
-    if version == 0:
-        connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+    if version == VERSION:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        # One statement at a time: executescript() would commit first.
+        schema = [*(_SCHEMA.split(";") if version == 0 else ()), _DARK]
+        for statement in schema:
+            connection.execute(statement)
+        _replay_darkness(connection)
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def _replay_darkness(connection: sqlite3.Connection) -> None:
+    """What a database of version 1 had not added up."""
+    rows = connection.execute(
+        "SELECT time, 0, record FROM incidents UNION ALL SELECT time, 1, record FROM boots"
+        " ORDER BY 1, 2"
+    ).fetchall()
+    for _, is_boot, text in rows:
+        event = boot_from_json(json.loads(text)) if is_boot else _record(text)
+        if event is not None:
+            _enter_darkness(connection, event)
 
 
 def _version(connection: sqlite3.Connection) -> int:

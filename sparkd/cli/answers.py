@@ -9,6 +9,7 @@ from sparkd.cli.exits import CliError, Exit
 
 _CODES = {
     Kind.NO_SUCH_ENGINE: Exit.NO_SUCH_ENGINE,
+    Kind.NO_SUCH_INCIDENT: Exit.NO_SUCH_ENGINE,
     Kind.NOT_PERMITTED: Exit.NOT_PERMITTED,
     Kind.BUSY: Exit.BUSY,
     Kind.CONFIG: Exit.CONFIG,

@@ -13,7 +13,7 @@ APPLY_CONFIG = "io.github.sparkd.apply-config"
 """polkit actions; root needs none."""
 
 ERROR_PREFIX = "io.github.sparkd.Error."
-ERRORS = frozenset({"NoSuchEngine", "NotPermitted", "Busy", "Config", "Failed", "Held"})
+ERRORS = frozenset({"NoSuchEngine", "NotPermitted", "Busy", "Config", "Failed", "Held", "NoSuchIncident"})
 """The last part of every error name that the daemon answers with."""
 
 INTROSPECTION = f"""
@@ -25,6 +25,15 @@ INTROSPECTION = f"""
       <arg name="engine" type="s" direction="in"/>
       <arg name="json" type="s" direction="out"/>
     </method>
+    <method name="Incident">
+      <arg name="id" type="s" direction="in"/>
+      <arg name="json" type="s" direction="out"/>
+    </method>
+    <method name="Alerts">
+      <arg name="limit" type="u" direction="in"/>
+      <arg name="json" type="s" direction="out"/>
+    </method>
+    <method name="TestAlert"><arg name="json" type="s" direction="out"/></method>
     <method name="Start">
       <arg name="engine" type="s" direction="in"/>
       <arg name="wait" type="b" direction="in"/>

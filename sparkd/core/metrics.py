@@ -5,8 +5,9 @@ Label values are bounded: engines are named by the configuration, classes by the
 catalogue. An engine that is gone has no series.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple
 
 from sparkd.core.status import EngineStatus, Status
@@ -50,6 +51,16 @@ class Totals(NamedTuple):
     restarts: int
 
 
+class Alerts(NamedTuple):
+    """The queue of alerts."""
+
+    totals: Mapping[tuple[str, str], int] = MappingProxyType({})
+    """By kind and result."""
+    queued: int = 0
+    in_memory: bool = False
+    """Whether the disk refuses them."""
+
+
 class Snapshot(NamedTuple):
     """Everything that one scrape shows; never changed after it was published."""
 
@@ -57,6 +68,9 @@ class Snapshot(NamedTuple):
     totals: Sequence[Totals] = ()
     projection_failed: bool = False
     """Whether the last batch of journal entries could not be written to the database."""
+    dark: Mapping[str, float] = MappingProxyType({})
+    """Seconds in which an engine was down although nobody had asked for it."""
+    alerts: Alerts = Alerts()
 
 
 def families(snapshot: Snapshot) -> list[Family]:
@@ -73,6 +87,7 @@ def families(snapshot: Snapshot) -> list[Family]:
         *_about_host(status),
         *_about_engines(status),
         *_about_deaths(snapshot),
+        *_about_alerts(snapshot.alerts),
     ]
 
 
@@ -188,6 +203,29 @@ def _about_deaths(snapshot: Snapshot) -> Iterator[Family]:
         "Ends of life after which systemd was let start the engine again.",
         ("engine",),
         tuple(Sample((name,), float(count)) for name, count in restarts.items()),
+    )
+    yield Family(
+        "sparkd_engine_unavailable_seconds_total",
+        Type.COUNTER,
+        "Time from ends of life that nobody asked for until ready again or stopped on request.",
+        ("engine",),
+        tuple(Sample((name,), round(snapshot.dark.get(name, 0.0), 3)) for name in names),
+    )
+
+
+def _about_alerts(queue: Alerts) -> Iterator[Family]:
+    yield Family(
+        "sparkd_alerts_total",
+        Type.COUNTER,
+        "Alerts by what became of them: sent and refused count once for each destination.",
+        ("kind", "result"),
+        tuple(Sample(key, float(count)) for key, count in sorted(queue.totals.items())),
+    )
+    yield _one("sparkd_alerts_queued", "Alerts that wait for a destination.", queue.queued)
+    yield _one(
+        "sparkd_alerts_in_memory",
+        "1 while the disk refuses the queue of alerts, and a reboot would lose them.",
+        queue.in_memory,
     )
 
 

@@ -9,7 +9,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from sparkd.core import end_of_life, events
+from sparkd.core import burst, end_of_life, events
+from sparkd.core.darkness import Stopped
 from sparkd.core.end_of_life import Record
 from sparkd.core.events import Event
 from sparkd.core.status import Boot, boot_from_json
@@ -26,10 +27,20 @@ class Applied(NamedTuple):
     summary: str
 
 
+class Gap(NamedTuple):
+    """Part of the journal was gone before it could be read."""
+
+    time: float
+    reason: str
+
+
+Row = Record | Boot | Applied | Stopped | Gap
+
+
 class Entry(NamedTuple):
     """What an entry means, and the JSON text to keep of it."""
 
-    row: Record | Boot | Applied
+    row: Row
     text: str
 
 
@@ -44,7 +55,20 @@ def project(fields: Mapping[str, str]) -> Entry | None:
             return _entry(fields, boot_from_json)
         case Event.APPLIED:
             return _entry(fields, _applied)
+        case Event.OPERATOR if fields.get("SPARKD_VERB") == "stop":
+            engine = fields.get(events.ENGINE, "")
+            return Entry(Stopped(engine, _realtime(fields)), "") if engine else None
+        case Event.JOURNAL_GAP:
+            return Entry(Gap(_realtime(fields), fields.get(events.REASON, "")), "")
     return None
+
+
+def _realtime(fields: Mapping[str, str]) -> float:
+    """When journald got the entry, seconds since the epoch."""
+    try:
+        return burst.finite(float(fields.get("__REALTIME", ""))) or 0.0
+    except ValueError:
+        return 0.0
 
 
 def _entry(

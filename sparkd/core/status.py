@@ -14,6 +14,8 @@ from sparkd.core.config_state import ConfigFacts, ConfigJudgement
 from sparkd.core.end_of_life import Record
 from sparkd.core.unit_state import Judgement, State, UnitFacts, engine_of
 
+ID_LENGTH = 8
+"""Digits of an incident's short id: the beginning of its invocation."""
 STATUS_LINE_MAX = 200
 """Characters of the one line that `systemctl status sparkd` shows."""
 
@@ -245,9 +247,37 @@ def death_json(record: Record) -> dict[str, object]:
 
 
 def incident_json(record: Record, dark_seconds: float | None) -> dict[str, object]:
-    """One element of `sparkctl incidents --json`: a death, whose, and how long it was dark."""
-    whose = {"engine": record.engine, "unit": record.unit, "invocation_id": record.invocation_id}
+    """One element of `sparkctl incidents --json`: a death, whose, and how long it was dark.
+
+    `id` is what `sparkctl incident` takes; it is made of the invocation, so it never changes.
+    """
+    whose = {
+        "id": record.invocation_id[:ID_LENGTH],
+        "engine": record.engine,
+        "unit": record.unit,
+        "invocation_id": record.invocation_id,
+    }
     return {**death_json(record), **whose, "dark_seconds": dark_seconds}
+
+
+def detail_json(
+    record: Record,
+    dark_seconds: float | None,
+    *,
+    number: int | None,
+    boot: Mapping[str, object] | None,
+    next_boot: Boot | None,
+    earlier: int,
+    last_earlier: float | None,
+) -> dict[str, object]:
+    """What `sparkctl incident --json` shows of the database; the journal's part comes on top."""
+    return {
+        **incident_json(record, dark_seconds),
+        "number": number,
+        "boot": None if boot is None else dict(boot),
+        "next_ready": None if next_boot is None else _boot_json(next_boot),
+        "same_class_before": {"count": earlier, "last": last_earlier},
+    }
 
 
 def _boot_json(boot: Boot) -> dict[str, object]:

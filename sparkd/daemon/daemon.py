@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from sparkd import __version__
 from sparkd.adapters import database, notify, operations, systemd_bus
+from sparkd.adapters.alert_post import Places as AlertPlaces
 from sparkd.adapters.bus_service import NameTakenError, Service
 from sparkd.adapters.config_files import CONFIG_DIRECTORY
 from sparkd.adapters.config_view import ConfigView, Paths
@@ -20,7 +21,9 @@ from sparkd.adapters.state_files import StateFiles
 from sparkd.adapters.systemd_bus import JobResult, Systemd, Watch
 from sparkd.adapters.unit_files import UNIT_DIRECTORY, ApplyBusyError, ApplyError
 from sparkd.core.config_model import ListenAddress
+from sparkd.core.metrics import Alerts
 from sparkd.daemon import log
+from sparkd.daemon.alerter import Alerter
 from sparkd.daemon.loop import Loop
 from sparkd.daemon.manager import Manager
 from sparkd.daemon.orders import Orders
@@ -63,6 +66,7 @@ class Daemon:
         self._results = Results(self._loop.wake)
         self._storage = Worker("storage", self._results)
         self._hands = Worker("hands", self._results)
+        self._post = Worker("post", self._results)
         self._resync_at = 0.0
         self._reload_asked = False
         self._leaving = False
@@ -78,8 +82,12 @@ class Daemon:
         observer = Observer(self._systemd, ConfigView(paths), files, daemon="running")
         history = History(self._database.last_deaths(), self._database.last_boots())
         self._supervisor = Supervisor(observer, history)
+        alert_places = AlertPlaces(
+            f"{places.state}/alerts.db", f"{places.run}/alerts.db", f"{places.run}/alerts.lock"
+        )
+        self._alerter = Alerter(self._database, self._post, alert_places)
         self._manager = Manager(
-            self._supervisor, self._orders, self._systemd, files, self._database,
+            self._supervisor, self._orders, self._systemd, files, self._database, self._alerter,
             paths=paths, storage=self._storage, hands=self._hands,
             after_apply=self._after_apply,
         )  # fmt: skip
@@ -103,13 +111,15 @@ class Daemon:
         try:
             service.publish()
             self._projector = Projector(
-                self._database, self._storage, self._loop, self._supervisor.take_in
-            )
+                self._database, self._storage, self._loop,
+                on_entries=self._supervisor.take_in, before_write=self._alerter.take_in,
+            )  # fmt: skip
         except NameTakenError as error:
             raise StartError(f"another sparkd is running: {error}") from error
         except OSError as error:
             raise StartError(f"cannot read the journal: {error}") from error
         self._finish_interrupted_apply()
+        self._configure_alerts()
         self._projector.pump()
         self._refresh()
         if self._supervisor.observer.blind:
@@ -126,6 +136,7 @@ class Daemon:
         code = self._loop.run()
         self._storage.close(GOODBYE_S)
         self._hands.close(GOODBYE_S)
+        self._post.close(GOODBYE_S)
         if self._metrics is not None:
             self._metrics.close()
         self._database.close()
@@ -151,7 +162,20 @@ class Daemon:
             self._manager.forget_failure(unit)
 
     def _refresh(self) -> None:
-        self._supervisor.refresh(self._projector.totals, projection_failed=self._projector.failing)
+        figures, in_memory = self._alerter.figures, bool(self._alerter.trouble)
+        self._supervisor.refresh(
+            self._projector.totals,
+            self._projector.dark,
+            Alerts(figures.totals, figures.queued, in_memory),
+            projection_failed=self._projector.failing,
+        )
+        self._configure_alerts()
+        self._alerter.watch(self._supervisor.status, self._storage)
+        self._alerter.pump()
+
+    def _configure_alerts(self) -> None:
+        config = self._supervisor.observer.view().config
+        self._alerter.configure(None if config is None else config.host.alerts)
 
     def _unit_changed(self, unit: str) -> None:
         self._supervisor.observer.mark(unit)

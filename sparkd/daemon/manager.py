@@ -6,10 +6,12 @@ import pwd
 from collections.abc import Callable
 from typing import Any
 
-from sparkd.adapters import operations
+from sparkd.adapters import alert_post, alert_queue, incident_lookup, operations
+from sparkd.adapters.alert_post import Tried
+from sparkd.adapters.alert_queue import Row
 from sparkd.adapters.bus_service import Call
 from sparkd.adapters.config_view import Paths
-from sparkd.adapters.database import Database, Incident
+from sparkd.adapters.database import Database, Detail, Incident
 from sparkd.adapters.operations import Flags, Verb
 from sparkd.adapters.service_manager import BusError, ServiceManager
 from sparkd.adapters.state_files import StateFiles
@@ -19,6 +21,7 @@ from sparkd.core.bus_contract import APPLY_CONFIG, MANAGE_ENGINES
 from sparkd.core.config import ConfigErrors
 from sparkd.core.schema import ENGINE_NAME
 from sparkd.daemon import log
+from sparkd.daemon.alerter import Alerter
 from sparkd.daemon.orders import Answer, Order, Orders
 from sparkd.daemon.supervisor import Supervisor
 from sparkd.daemon.worker import BusyError, Done, Worker
@@ -36,6 +39,7 @@ class Manager:
         systemd: ServiceManager,
         files: StateFiles,
         database: Database,
+        alerter: Alerter,
         *,
         paths: Paths,
         storage: Worker,
@@ -48,6 +52,7 @@ class Manager:
         self._systemd = systemd
         self._files = files
         self._database = database
+        self._alerter = alerter
         self._paths = paths
         self._storage = storage
         self._hands = hands
@@ -59,6 +64,9 @@ class Manager:
         return {
             "Status": self._status,
             "Incidents": self._incidents,
+            "Incident": self._incident,
+            "Alerts": self._alerts,
+            "TestAlert": self._test_alert,
             "Start": lambda call: self._order(call, operations.START),
             "Stop": lambda call: self._order(call, operations.STOP),
             "Restart": lambda call: self._order(call, operations.RESTART),
@@ -87,6 +95,52 @@ class Manager:
 
         count = min(limit, INCIDENTS_MAX)
         self._submit(call, self._storage, lambda: self._database.incidents(count, engine), answer)
+
+    def _incident(self, call: Call) -> None:
+        (identity,) = call.arguments
+
+        def answer(done: Done[list[Detail]]) -> None:
+            if done.value is None:
+                call.fail("Failed", f"cannot read the incidents: {done.error}")
+            elif len(done.value) != 1:
+                call.fail("NoSuchIncident", incident_lookup.refusal(identity, done.value))
+            else:
+                call.reply(_text(incident_lookup.to_json(done.value[0])))
+
+        if not incident_lookup.is_id(identity):
+            call.fail("NoSuchIncident", incident_lookup.refusal(identity, ()))
+            return
+        self._submit(call, self._storage, lambda: self._database.find(identity), answer)
+
+    # alerts
+
+    def _alerts(self, call: Call) -> None:
+        (limit,) = call.arguments
+        count = min(limit, INCIDENTS_MAX)
+
+        def answer(done: Done[list[Row]]) -> None:
+            if done.value is None:
+                call.fail("Failed", f"cannot read the queue of alerts: {done.error}")
+            else:
+                call.reply(_text([alert_queue.to_json(row) for row in done.value]))
+
+        self._submit(call, self._storage, lambda: self._alerter.rows(count), answer)
+
+    def _test_alert(self, call: Call) -> None:
+        def answer(done: Done[list[Tried]]) -> None:
+            if done.value is None:
+                call.fail("Failed", f"the test failed: {done.error}")
+            else:
+                call.reply(_text([tried.to_json() for tried in done.value]))
+
+        def start(_uid: int) -> None:
+            try:
+                if not self._alerter.test(answer):
+                    call.fail("Config", alert_post.NOBODY)
+            except BusyError as error:
+                call.fail("Busy", str(error))
+
+        call.with_authorization(MANAGE_ENGINES, start)
 
     # orders about one engine
 

@@ -7,12 +7,13 @@ full disk costs no memory and no event.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from sparkd.adapters import journal
 from sparkd.adapters.database import Database
 from sparkd.adapters.journal import EventReader
 from sparkd.core import events
+from sparkd.core.darkness import Darkness
 from sparkd.core.metrics import Totals
 from sparkd.core.projection import Entry, project
 from sparkd.daemon import log
@@ -21,6 +22,8 @@ from sparkd.daemon.worker import Done, Worker
 
 BATCH = 200
 RETRY_S = 30.0
+
+_Counters = tuple[Sequence[Totals], Mapping[str, Darkness]]
 
 
 class Projector:
@@ -32,8 +35,12 @@ class Projector:
         worker: Worker,
         loop: Loop,
         on_entries: Callable[[Sequence[Entry]], None],
+        before_write: Callable[[Sequence[Entry]], None],
     ) -> None:
         """Begin at the saved position, or with the oldest event that the journal has.
+
+        `on_entries` is called in the loop; `before_write` in the worker, and again with the same
+        entries when they could not be written.
 
         Raises:
             OSError: the journal cannot be read.
@@ -42,9 +49,11 @@ class Projector:
         self._worker = worker
         self._loop = loop
         self._on_entries = on_entries
+        self._before_write = before_write
         self._writing = False
         self._retry_at = 0.0
         self.totals: Sequence[Totals] = database.totals()
+        self.dark: Mapping[str, Darkness] = database.darkness()
         self._reader = self._open(database.cursor())
         self._unwatch = loop.watch(self._reader.fileno(), self.pump)
 
@@ -75,18 +84,19 @@ class Projector:
         self._writing = True
         self._worker.submit(lambda: self._write(entries, cursor), self._written)
 
-    def _write(self, entries: Sequence[Entry], cursor: str) -> Sequence[Totals] | None:
+    def _write(self, entries: Sequence[Entry], cursor: str) -> _Counters | None:
+        self._before_write(entries)
         new = self._database.take_in(entries, cursor)
-        return self._database.totals() if new else None
+        return (self._database.totals(), self._database.darkness()) if new else None
 
-    def _written(self, done: Done[Sequence[Totals] | None]) -> None:
+    def _written(self, done: Done[_Counters | None]) -> None:
         self._writing = False
         if done.error is not None:
             log.error(f"incidents are not written: {done.error}")
             self._retry_at = time.monotonic() + RETRY_S
             return
         if done.value is not None:
-            self.totals = done.value
+            self.totals, self.dark = done.value
         self.pump()
 
     def _reopen(self) -> None:

@@ -5,13 +5,15 @@ It decides nothing about engines: systemd restarts them and the helpers bound th
 and remembers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from sparkd.adapters import notify
 from sparkd.adapters.observe import History, Observer
+from sparkd.core import darkness
 from sparkd.core import status as core_status
+from sparkd.core.darkness import Darkness
 from sparkd.core.end_of_life import Record
-from sparkd.core.metrics import Snapshot, Totals
+from sparkd.core.metrics import Alerts, Snapshot, Totals
 from sparkd.core.projection import Entry
 from sparkd.core.status import Boot, Status
 from sparkd.daemon import log
@@ -26,6 +28,7 @@ class Supervisor:
         self._boots = dict(history.boots)
         self._said: dict[str, str] = {}
         self._line = ""
+        self._dark: Mapping[str, float] = {}
         self._snapshot: Snapshot | None = None
         self._publish: Callable[[Snapshot], None] = lambda _snapshot: None
 
@@ -66,13 +69,21 @@ class Supervisor:
         """The last end of life of an engine."""
         return self._deaths.get(engine)
 
-    def refresh(self, totals: Sequence[Totals], *, projection_failed: bool = False) -> None:
+    def refresh(
+        self,
+        totals: Sequence[Totals],
+        dark: Mapping[str, Darkness],
+        alerts: Alerts,
+        *,
+        projection_failed: bool = False,
+    ) -> None:
         """Look again at what may have changed, and publish."""
         self._observer.look()
         facts = self._observer.facts(History(self._deaths, self._boots))
         status = core_status.build(facts)
         self._say(status)
-        self._snapshot = Snapshot(status, totals, projection_failed)
+        self._dark = darkness.shown(dark, facts.now.wall, self._dark)
+        self._snapshot = Snapshot(status, totals, projection_failed, self._dark, alerts)
         self._publish(self._snapshot)
 
     def _say(self, status: Status) -> None:
