@@ -8,7 +8,6 @@ read again for a while.
 
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -152,7 +151,7 @@ def _is_dying(pid: int) -> bool:
         lines = (proc.PROC / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
-    masks: Mapping[str, int] = {
+    masks = {
         name: int(value, 16)
         for name, _, value in (line.partition(":\t") for line in lines.splitlines())
         if name in {"SigPnd", "ShdPnd", "SigIgn"}

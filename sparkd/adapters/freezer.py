@@ -69,7 +69,7 @@ def _signal(key: Key, number: signal.Signals) -> bool:
     except OSError:
         return False
     try:
-        # Opened first: if the number still belongs to the process that was meant, so does the pidfd.
+        # Opened first: if the number is still that of the process meant, then so is the pidfd.
         if proc.start_time(key.pid) != key.start:
             return False
         signal.pidfd_send_signal(fd, number)

@@ -14,6 +14,7 @@ from sparkd.core.config_model import (
     Config,
     Credential,
     EngineConfig,
+    GuardPolicy,
     HostConfig,
     ListenAddress,
     ReadyPolicy,
@@ -104,6 +105,12 @@ def _host(document: Document) -> HostConfig | None:
         ),
         memory_high=values.get("memory.high"),
         memory_max=values["memory.max"],
+        guards=GuardPolicy(
+            storm=values["storm.mode"],
+            job_memory=values["storm.job-memory"],
+            memory=values["memory.mode"],
+            floor=values["memory.floor"],
+        ),
         restart=RestartPolicy(
             values["restart.burst"], values["restart.window"], values["restart.delay"]
         ),

@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from sparkd.core import memory_guard, storm
 from sparkd.core.quantities import MemoryLimit
 
 
@@ -32,6 +33,16 @@ class CompileCaps:
     max_jobs: int
     nvcc_threads: int
     inductor_threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class GuardPolicy:
+    """What holds compile storms down, and what acts when the machine runs out of memory."""
+
+    storm: storm.Mode
+    job_memory: MemoryLimit
+    memory: memory_guard.Mode
+    floor: MemoryLimit
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +113,7 @@ class HostConfig:
     compile: CompileCaps
     memory_high: MemoryLimit | None
     memory_max: MemoryLimit
+    guards: GuardPolicy
     restart: RestartPolicy
     metrics: ListenAddress
     alerts: AlertConfig

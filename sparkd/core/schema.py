@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sparkd.core import alert_settings
+from sparkd.core import alert_settings, memory_guard, storm
 from sparkd.core.config_model import AlertFormat, HangMode, ListenAddress, Warmup
 from sparkd.core.quantities import parse_duration, parse_limit
 from sparkd.core.text import has_control_character, is_plain_path
@@ -165,6 +165,14 @@ def _alert_format(value: object) -> AlertFormat:
     return AlertFormat(_string(value))
 
 
+def _storm_mode(value: object) -> storm.Mode:
+    return storm.Mode(_string(value))
+
+
+def _memory_mode(value: object) -> memory_guard.Mode:
+    return memory_guard.Mode(_string(value))
+
+
 def _table(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TypeError(value)
@@ -204,6 +212,20 @@ SETTINGS: Sequence[Setting] = (
     Setting(HOST, "memory", "max", "size or percentage", '"92%"', _LIMIT_RULE,
             "`MemoryMax=` of each engine. It bounds compilers and host memory, NOT CUDA unified"
             " allocations on GB10, which the kernel does not charge to a control group.", _limit),
+    Setting(HOST, "memory", "floor", "size or percentage", '"6%"', _LIMIT_RULE,
+            "Available memory below which sparkd acts: it throttles compilers, holds starts, ends"
+            " what is starting. 6 % of a DGX Spark is about 7G. See docs/memory.md.", _limit),
+    Setting(HOST, "memory", "mode", "string", '"protect"',
+            'must be "off", "observe", "protect" or "act"',
+            "What sparkd does below `floor`: nothing, only say what it would do, everything but end"
+            " an engine that serves, or that too.", _memory_mode),
+    Setting(HOST, "storm", "mode", "string", '"throttle"', 'must be "off", "observe" or "throttle"',
+            "What sparkd does about more than `compile.max_jobs` compilers at a time, whoever runs"
+            " them: nothing, only say so, or freeze the younger ones until it is their turn.",
+            _storm_mode),
+    Setting(HOST, "storm", "job-memory", "size or percentage", '"4G"', _LIMIT_RULE,
+            "What one compiler is expected to take. Another one is let go on only when as much is"
+            " available above `memory.floor`.", _limit),
     Setting(HOST, "restart", "burst", "integer", "3",
             "must be an integer from 1 to 20",
             "The unrequested end of life, within the window, that holds the engine instead of"

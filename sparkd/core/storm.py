@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compile storm: which compilers may run, and which wait, frozen, until it is their turn.
 
-A cold kernel cache makes ninja run one cicc per core, and each takes 3 to 8 GiB. Whoever started it,
-only `max_jobs` of them run at a time: the younger ones are frozen before they have grown. A job that
-has begun runs to its end, for only its end gives its memory back; so the jobs take turns one after
-the other, not in slices, but for one that has run for very long while another waits.
+A cold kernel cache makes ninja run one cicc per core, and each takes 3 to 8 GiB. Whoever started
+it, only `max_jobs` of them run at a time: the younger ones are frozen before they have grown. A job
+that has begun runs to its end, for only its end gives its memory back; so the jobs take turns one
+after the other, not in slices, but for one that has run for very long while another waits.
 
 A *compiler* is a process that does the work and takes the memory. What drives it (nvcc, ninja, a
 shell) is never frozen: it takes little, and a frozen driver would never hand out the next job.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """thaw (ExecStartPre= and ExecStopPost= of sparkd.service): let every frozen compiler go on.
 
-systemd runs it after sparkd has ended in whatever way, `kill -9` included; so a compiler that sparkd
-has frozen does not stay so without sparkd.
+systemd runs it after sparkd has ended in whatever way, `kill -9` included; so a compiler that
+sparkd has frozen does not stay so without sparkd.
 """
 
 import argparse
