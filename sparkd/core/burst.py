@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 KEPT_DEATHS = 64
 """A ledger never grows beyond this; more than any sensible burst."""
+PROVEN_S = 600.0
+"""An engine that has served for so long has proved that its start works."""
 
 
 class Moment(NamedTuple):
@@ -63,10 +65,19 @@ class Ledger(NamedTuple):
 
     deaths: tuple[Death, ...] = ()
     held: Hold | None = None
+    streak: int = 0
+    """Ends of life in a row before the engine had served for `PROVEN_S`."""
+    ready_at: Moment | None = None
+    """When it last became ready."""
 
 
 class Policy(NamedTuple):
-    """`[restart]` of sparkd.toml: the `burst`-th death within `window` seconds holds the engine."""
+    """`[restart]` of sparkd.toml: the `burst`-th death within `window` seconds holds the engine.
+
+    So does the `burst`-th in a row without the engine having served in between, however long each
+    took: attempts that wait for each other's slot, or load for half an hour, would otherwise never
+    meet within the window.
+    """
 
     burst: int
     window: float
@@ -98,21 +109,52 @@ def counted(ledger: Ledger, now: Moment, policy: Policy) -> tuple[Death, ...]:
 def budget(ledger: Ledger, now: Moment, policy: Policy) -> Budget:
     """Count what is used of the window, and say when it frees one."""
     deaths = counted(ledger, now, policy)
+    if ledger.streak > len(deaths):
+        return Budget(ledger.streak, policy.burst, policy.window, None)
     oldest = max((death.at.age(now) for death in deaths), default=None)
     frees_in = None if oldest is None else policy.window - oldest
     return Budget(len(deaths), policy.burst, policy.window, frees_in)
 
 
-def after_death(ledger: Ledger, death: Death, policy: Policy, *, hold_reason: str = "") -> Outcome:
+def after_ready(ledger: Ledger, now: Moment) -> Ledger:
+    """Remember that the engine became ready; whether that lasts, its next end or start shows."""
+    return ledger._replace(ready_at=now)
+
+
+def before_start(ledger: Ledger, now: Moment) -> Ledger:
+    """Forget the failures in a row when the last life was a good one whose end nobody recorded.
+
+    A host that lost power, for one, leaves no record of an end.
+    """
+    ready_at = ledger.ready_at
+    if not ledger.streak or ready_at is None or ready_at.age(now) < PROVEN_S:
+        return ledger
+    if any(death.at.age(now) <= ready_at.age(now) for death in ledger.deaths):
+        return ledger
+    return ledger._replace(streak=0)
+
+
+def after_death(
+    ledger: Ledger,
+    death: Death,
+    policy: Policy,
+    *,
+    hold_reason: str = "",
+    was_ready: bool = False,
+) -> Outcome:
     """Enter a death and decide between another start and holding the engine.
 
     `hold_reason` says why this class of death cannot heal by itself; empty when it can.
+    `was_ready` says whether the readiness gate had passed in this invocation.
     Entering the same invocation twice counts it once. An engine that is held already (an operator
     may hold a running one) stays held.
     """
     others = tuple(d for d in ledger.deaths if d.invocation_id != death.invocation_id)
+    is_new = len(others) == len(ledger.deaths)
     deaths = (*others, death)[-KEPT_DEATHS:]
-    entered = ledger._replace(deaths=deaths)
+    proven = was_ready and ledger.ready_at is not None and ledger.ready_at.age(death.at) >= PROVEN_S
+    streak = 0 if proven else ledger.streak + is_new
+    entered = ledger._replace(deaths=deaths, streak=streak)
     used = len(counted(entered, death.at, policy))
     if hold_reason:
         return _held(entered, HeldBy.CLASS, death, hold_reason)
@@ -122,12 +164,19 @@ def after_death(ledger: Ledger, death: Death, policy: Policy, *, hold_reason: st
             f" the limit is {policy.burst}; the last was {death.cls}"
         )
         return _held(entered, HeldBy.BURST, death, reason)
+    if streak >= policy.burst:
+        reason = (
+            f"{streak} ends of life in a row without {seconds_text(PROVEN_S)} of service in"
+            f" between, the limit is {policy.burst}; the last was {death.cls}"
+        )
+        return _held(entered, HeldBy.BURST, death, reason)
     if entered.held is not None:
         return Outcome(entered, hold=True, reason=entered.held.reason)
-    reason = (
-        f"death {used} of {policy.burst} within {seconds_text(policy.window)}:"
-        " systemd starts it again"
-    )
+    if streak > used:
+        count = f"death {streak} of {policy.burst} in a row"
+    else:
+        count = f"death {used} of {policy.burst} within {seconds_text(policy.window)}"
+    reason = f"{count}: systemd starts it again"
     return Outcome(entered, hold=False, reason=reason)
 
 
@@ -145,6 +194,8 @@ def to_json(ledger: Ledger) -> dict[str, object]:
             for d in ledger.deaths
         ],
         "held": None if ledger.held is None else _hold_json(ledger.held),
+        "streak": ledger.streak,
+        "ready_at": None if ledger.ready_at is None else ledger.ready_at._asdict(),
     }
 
 
@@ -164,21 +215,29 @@ def from_json(value: object) -> Ledger:
     deaths = tuple(
         death for row in (rows if isinstance(rows, list) else []) if (death := _death(row))
     )
-    return Ledger(deaths, _hold(value.get("held")))
+    streak = value.get("streak")
+    return Ledger(
+        deaths,
+        _hold(value.get("held")),
+        streak if type(streak) is int and 0 <= streak < 1 << 31 else 0,
+        _moment(value.get("ready_at")),
+    )
 
 
 def _death(row: object) -> Death | None:
     match row:
-        case {
-            "invocation_id": str(invocation),
-            "class": str(cls),
-            "boot_id": str(boot),
-            "boottime": boottime,
-            "wall": wall,
-        }:
+        case {"invocation_id": str(invocation), "class": str(cls)}:
+            at = _moment(row)
+            return None if at is None else Death(invocation, at, cls)
+    return None
+
+
+def _moment(row: object) -> Moment | None:
+    match row:
+        case {"boot_id": str(boot), "boottime": boottime, "wall": wall}:
             on_boot_clock, on_wall = finite(boottime), finite(wall)
             if on_boot_clock is not None and on_wall is not None:
-                return Death(invocation, Moment(boot, on_boot_clock, on_wall), cls)
+                return Moment(boot, on_boot_clock, on_wall)
     return None
 
 

@@ -139,6 +139,11 @@ class Classifier:
         """How the current life ended, as far as systemd's own lines tell."""
         return exit_from_journal(self._life.exit)
 
+    def hint(self, cls: str) -> str:
+        """What the operator should do about a class; '' for one that the catalogue lacks."""
+        known = self._catalogue.classes.get(cls)
+        return "" if known is None else known.hint
+
     def feed(self, line: Line, position: int = 0) -> Match | None:
         """Take one line; return the match that counts for the verdict, if any.
 

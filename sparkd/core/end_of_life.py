@@ -29,8 +29,12 @@ class UnitAtEnd(NamedTuple):
     """ControlGroup, without which a kernel line cannot be told from one about a neighbour."""
 
 
+DAEMON = "sparkd"
+"""The finder of a finding that explains why sparkd itself ended the process."""
+
+
 class Finding(NamedTuple):
-    """What an earlier helper of the same invocation concluded (`await-slot` or `await-ready`)."""
+    """What an earlier helper of the same invocation, or the daemon, concluded."""
 
     helper: str
     cls: str
@@ -65,6 +69,18 @@ class Record(NamedTuple):
     hint: str
     """One sentence: what a person should do; may be empty."""
     was_ready: bool
+
+
+class Explanation(NamedTuple):
+    """Why a life ended."""
+
+    cls: str
+    reason: str
+    permanent: bool
+    """Whether another start would fail in the same way."""
+    signature: str = ""
+    evidence: str = ""
+    hint: str = ""
 
 
 def was_requested(unit: UnitAtEnd) -> bool:
@@ -107,20 +123,29 @@ def signal_of(exit_state: ExitState) -> str | None:
     return exit_state.status or None
 
 
-def explain(verdict: Verdict, finding: Finding | None, *, requested: bool) -> tuple[str, str, bool]:
-    """Class, reason and whether it cannot heal, from the log's verdict and a helper's finding.
+def explain(verdict: Verdict, finding: Finding | None, *, requested: bool) -> Explanation:
+    """What is recorded of an end, from the log's verdict and what a helper or the daemon found.
 
     A helper's finding names the symptom (the gate's deadline, a busy port); a signature in the log
-    names the cause and wins over it, unless only the helper knows that it will fail again.
+    names the cause and wins over it, unless only the helper knows that it will fail again. The
+    daemon's finding says why it ended the process itself: the log then tells of a stop that nobody
+    asked for, which is no cause.
     """
     permanent = not requested and (
         verdict.answer.holds or (finding is not None and finding.permanent)
     )
+    from_log = Explanation(
+        verdict.cls, verdict.summary, permanent, verdict.signature, verdict.evidence, verdict.hint
+    )
     if requested or finding is None:
-        return verdict.cls, verdict.summary, permanent
+        return from_log
+    if finding.helper == DAEMON:
+        if finding.cls == verdict.cls:
+            return from_log._replace(reason=finding.reason)
+        return Explanation(finding.cls, finding.reason, finding.permanent)
     if verdict.signature and not (finding.permanent and not verdict.answer.holds):
-        return verdict.cls, verdict.summary, permanent
-    return finding.cls, finding.reason, permanent
+        return from_log
+    return from_log._replace(cls=finding.cls, reason=finding.reason)
 
 
 def to_json(record: Record) -> dict[str, object]:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from sparkd.adapters import clock, journal, notify, probe, proc, systemctl
 from sparkd.adapters.catalogue import load_catalogue
 from sparkd.adapters.state_files import StateFiles
-from sparkd.core import events, gate
+from sparkd.core import burst, events, gate
 from sparkd.core.boot import BootProgress, Phase
 from sparkd.core.classify import Classifier
 from sparkd.core.end_of_life import Finding
@@ -310,6 +310,13 @@ def _finish(
     return int(result.status)
 
 
+def _remember(engine: str) -> None:
+    """Note in the ledger that this start worked; a full disk must not fail it."""
+    files = StateFiles()
+    with contextlib.suppress(OSError), files.locked("ledger"):
+        files.write_ledger(engine, burst.after_ready(files.ledger(engine), clock.moment()))
+
+
 def _record(
     options: argparse.Namespace, result: Result, progress: BootProgress, seconds: float
 ) -> None:
@@ -321,6 +328,7 @@ def _record(
         events.REASON: result.reason,
     }
     if result.status is Status.READY:
+        _remember(options.engine)
         facts = {
             "engine": options.engine,
             "unit": options.unit,

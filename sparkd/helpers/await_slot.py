@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sparkd.adapters import clock, journal, notify, proc, systemctl
 from sparkd.adapters.state_files import StateFiles
-from sparkd.core import events, preflight, slot
+from sparkd.core import backoff, burst, events, preflight, slot
 from sparkd.core.end_of_life import Finding
 from sparkd.core.gate import Status
 from sparkd.helpers import unit as own_unit
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     own_unit.end_well_when_stopped(options.unit)
     files = StateFiles()
     _record_lost_life(options, files)
-    held = files.ledger(options.engine).held
+    held = _ledger_at_start(options.engine, files).held
     if held is not None:
         finding = Finding("await-slot", "held", f"held: {held.reason}", permanent=True)
         return _refuse(options, files, finding, Status.NOT_READY)
@@ -73,6 +73,15 @@ def main(argv: list[str] | None = None) -> int:
         return _wait_for_turn(options, files)
     finally:
         files.drop_waiter(options.unit)
+
+
+def _ledger_at_start(engine: str, files: StateFiles) -> burst.Ledger:
+    with files.locked("ledger"):
+        before = files.ledger(engine)
+        ledger = burst.before_start(before, clock.moment())
+        if ledger != before:
+            files.write_ledger(engine, ledger)
+    return ledger
 
 
 def _record_lost_life(options: argparse.Namespace, files: StateFiles) -> None:
@@ -116,7 +125,7 @@ def _wait_for_turn(options: argparse.Namespace, files: StateFiles) -> int:
             lasted = time.monotonic() - obstacle_since
             if obstacle.permanent or lasted > options.obstacle_limit:
                 return _give_up(options, files, obstacle, lasted)
-        me = me._replace(blocked="" if obstacle is None else f"waiting: {obstacle.reason}")
+        me = me._replace(blocked=_blocked(options, files, obstacle))
         decision = _try_to_take(files, me)
         if decision.take:
             _admitted(options, me)
@@ -128,6 +137,16 @@ def _wait_for_turn(options: argparse.Namespace, files: StateFiles) -> int:
         notify.status(said, extend_s=EXTEND_S)
         time.sleep(POLL_S)
         facts = _look_again(options, facts)
+
+
+def _blocked(
+    options: argparse.Namespace, files: StateFiles, obstacle: preflight.Obstacle | None
+) -> str:
+    if obstacle is not None:
+        return f"waiting: {obstacle.reason}"
+    policy = burst.Policy(options.burst, options.window)
+    pause = backoff.pause(files.ledger(options.engine), clock.moment(), policy)
+    return "" if pause is None else f"waiting: {pause.reason}"
 
 
 def _try_to_take(files: StateFiles, me: slot.Waiter) -> slot.Decision:

@@ -172,14 +172,17 @@ def _judge(
     verdict = log.verdict(exit_state=ending.exit_state, requested=ending.requested)
     exit_state = ending.exit_state or log.exit_state or ExitState("", "", "")
     requested = verdict.label == Label.CLEAN_STOP if ending.requested is None else ending.requested
-    cls, reason, permanent = end_of_life.explain(verdict, finding, requested=requested)
+    why = end_of_life.explain(verdict, finding, requested=requested)
+    reason = why.reason
     if options.lost:
         reason += " (found by the next start: no post-mortem was run for it)"
+    was_ready = log.ready if options.lost else end_of_life.was_ready(ending.unit)
     now = clock.moment()
     action, action_reason = "none", "the stop was requested"
     if not requested:
-        death = burst.Death(ending.invocation_id, now, cls)
-        outcome = _count(options, files, death, hold_reason=reason if permanent else "")
+        death = burst.Death(ending.invocation_id, now, why.cls)
+        hold_reason = reason if why.permanent else ""
+        outcome = _count(options, files, death, hold_reason=hold_reason, was_ready=was_ready)
         action, action_reason = ("hold" if outcome.hold else "restart"), outcome.reason
     return Record(
         engine=options.engine,
@@ -190,24 +193,31 @@ def _judge(
         result=exit_state.result,
         exit_code=end_of_life.exit_code_of(exit_state),
         signal=end_of_life.signal_of(exit_state),
-        cls=cls,
-        signature=verdict.signature or None,
-        evidence=verdict.evidence or None,
+        cls=why.cls,
+        signature=why.signature or None,
+        evidence=why.evidence or None,
         reason=reason,
         action=action,
         action_reason=action_reason,
-        hint=verdict.hint,
-        was_ready=log.ready if options.lost else end_of_life.was_ready(ending.unit),
+        hint=why.hint or log.hint(why.cls),
+        was_ready=was_ready,
     )
 
 
 def _count(
-    options: argparse.Namespace, files: StateFiles, death: burst.Death, *, hold_reason: str
+    options: argparse.Namespace,
+    files: StateFiles,
+    death: burst.Death,
+    *,
+    hold_reason: str,
+    was_ready: bool,
 ) -> burst.Outcome:
     policy = burst.Policy(options.burst, options.window)
     with files.locked("ledger"):
         ledger = files.ledger(options.engine)
-        outcome = burst.after_death(ledger, death, policy, hold_reason=hold_reason)
+        outcome = burst.after_death(
+            ledger, death, policy, hold_reason=hold_reason, was_ready=was_ready
+        )
         files.write_ledger(options.engine, outcome.ledger)
     return outcome
 

@@ -13,7 +13,13 @@ times = st.floats(0, 1e9)
 moments = st.builds(Moment, st.sampled_from(["boot-a", "boot-b"]), times, times)
 deaths = st.builds(Death, st.text(max_size=8), moments, st.text(max_size=8))
 holds = st.builds(Hold, st.sampled_from(HeldBy), st.text(max_size=8), st.text(max_size=8), times)
-ledgers = st.builds(Ledger, st.lists(deaths, max_size=9).map(tuple), st.none() | holds)
+ledgers = st.builds(
+    Ledger,
+    st.lists(deaths, max_size=9).map(tuple),
+    st.none() | holds,
+    st.integers(0, 30),
+    st.none() | moments,
+)
 policies = st.builds(Policy, st.integers(1, 20), st.floats(1, 1e6))
 any_json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -21,7 +27,7 @@ any_json = st.recursive(
     | st.dictionaries(
         st.sampled_from(
             ["deaths", "held", "invocation_id", "class", "boot_id", "boottime", "wall", "by",
-             "reason", "since", "version"]
+             "reason", "since", "version", "streak", "ready_at"]
         ),
         inner,
         max_size=8,
@@ -34,9 +40,12 @@ any_json = st.recursive(
 def test_never_more_starts_in_any_window_than_the_burst(gaps, policy):
     """Between two holds no window of the length `window` holds `burst` deaths."""
     ledger, now, alive = Ledger(), 0.0, []
+    served_long = Moment("b", -burst.PROVEN_S, 0)
     for number, gap in enumerate(gaps):
         now += gap
-        outcome = burst.after_death(ledger, Death(str(number), Moment("b", now, 0), "c"), policy)
+        died = Death(str(number), Moment("b", now, 0), "c")
+        ledger = ledger._replace(ready_at=served_long)
+        outcome = burst.after_death(ledger, died, policy, was_ready=True)
         alive.append(now)
         recent = [time for time in alive if now - time < policy.window]
         assert outcome.hold == (len(recent) >= policy.burst)
@@ -44,6 +53,27 @@ def test_never_more_starts_in_any_window_than_the_burst(gaps, policy):
         ledger = outcome.ledger
         if outcome.hold:  # somebody releases it
             ledger, alive = Ledger(), []
+
+
+lives = st.tuples(st.floats(0, 1e6), st.floats(0, burst.PROVEN_S - 1))
+
+
+@given(st.lists(lives, min_size=20, max_size=30), policies)
+def test_an_engine_that_never_serves_is_held_at_the_burst_th_end_at_the_latest(lives, policy):
+    """Whatever each attempt takes, and whether or not it was ready for a moment."""
+    ledger, now = Ledger(), 0.0
+    for number, (load, served) in enumerate(lives, start=1):
+        now += load
+        ledger = burst.before_start(ledger, Moment("b", now, now))
+        if served:
+            ledger = burst.after_ready(ledger, Moment("b", now, now))
+        now += served
+        died = Death(str(number), Moment("b", now, now), "c")
+        outcome = burst.after_death(ledger, died, policy, was_ready=bool(served))
+        ledger = outcome.ledger
+        assert outcome.hold == (number >= policy.burst)
+        if outcome.hold:
+            break
 
 
 @given(ledgers, moments, policies)
@@ -93,5 +123,5 @@ def test_any_json_is_a_ledger_or_a_value_error(value):
         return
     policy = Policy(3, 3600.0)
     now = Moment("b", 1.0, 1.0)
-    assert burst.budget(ledger, now, policy).used <= len(ledger.deaths)
+    assert burst.budget(ledger, now, policy).used <= max(len(ledger.deaths), ledger.streak)
     assert burst.from_json(json.loads(json.dumps(burst.to_json(ledger), allow_nan=False))) == ledger

@@ -22,9 +22,21 @@ def death(name: str, at: Moment, cls: str = "engine-dead") -> Death:
 
 
 def dies(ledger: Ledger, *times: float, policy: Policy = HOUR) -> list[burst.Outcome]:
+    """Deaths of an engine that had served for long each time: only the window counts."""
+    outcomes = []
+    for number, time in enumerate(times):
+        ledger = burst.after_ready(ledger, moment(time - burst.PROVEN_S))
+        died = death(f"i{time}-{number}", moment(time))
+        outcomes.append(burst.after_death(ledger, died, policy, was_ready=True))
+        ledger = outcomes[-1].ledger
+    return outcomes
+
+
+def fails(ledger: Ledger, *times: float, policy: Policy = HOUR) -> list[burst.Outcome]:
+    """Starts that never became ready."""
     outcomes = []
     for time in times:
-        outcomes.append(burst.after_death(ledger, death(f"i{time}", moment(time)), policy))
+        outcomes.append(burst.after_death(ledger, death(f"f{time}", moment(time)), policy))
         ledger = outcomes[-1].ledger
     return outcomes
 
@@ -42,13 +54,9 @@ def dies(ledger: Ledger, *times: float, policy: Policy = HOUR) -> list[burst.Out
     ],
 )
 def test_window_slides(times, held):
-    ledger = Ledger()
-    outcome = None
-    for number, time in enumerate(times):
-        outcome = burst.after_death(ledger, death(f"i{number}", moment(time)), HOUR)
-        ledger = outcome.ledger
+    outcome = dies(Ledger(), *times)[-1]
     assert outcome.hold is held
-    assert (ledger.held is not None) is held
+    assert (outcome.ledger.held is not None) is held
 
 
 def test_only_the_burst_th_death_holds_and_says_why():
@@ -122,7 +130,7 @@ def test_an_engine_held_while_it_runs_is_not_said_to_start_again():
 def test_a_ledger_never_grows_without_bound():
     ledger = dies(Ledger(), *range(0, 1_000_000, 5000))[-1].ledger
     assert len(ledger.deaths) == burst.KEPT_DEATHS
-    assert ledger.deaths[-1].invocation_id == "i995000"
+    assert ledger.deaths[-1].invocation_id == "i995000-199"
 
 
 def test_budget_says_when_it_frees_one():
@@ -177,3 +185,53 @@ def test_json_survives_the_text_form():
 )  # fmt: skip
 def test_durations_as_people_write_them(seconds, text):
     assert burst.seconds_text(seconds) == text
+
+
+# failures in a row, however long each takes
+
+
+@pytest.mark.parametrize("attempt", [60, 1200, 1861, 5400, DAY])
+def test_failed_starts_in_a_row_are_bounded_however_slow(attempt):
+    first, second, third = fails(Ledger(), attempt, 2 * attempt, 3 * attempt)
+    assert (first.hold, second.hold, third.hold) == (False, False, True)
+    assert "3" in third.reason
+    assert "engine-dead" in third.reason
+
+
+def test_ready_then_dead_at_the_first_request_is_a_failure_in_a_row_too():
+    ledger = Ledger()
+    for number in (1, 2, 3):
+        at = number * 3700.0
+        ledger = burst.after_ready(ledger, moment(at - 5))
+        died = death(f"i{number}", moment(at))
+        outcome = burst.after_death(ledger, died, HOUR, was_ready=True)
+        ledger = outcome.ledger
+    assert outcome.hold
+    assert "3 ends of life in a row without 10 min of service in between" in outcome.reason
+
+
+def test_ten_minutes_of_service_end_a_row():
+    ledger = fails(Ledger(), 4000, 8000)[-1].ledger
+    assert burst.budget(ledger, moment(20_000), HOUR) == burst.Budget(2, 3, 3600.0, None)
+    served = dies(ledger, 20_000)[-1]
+    assert not served.hold
+    assert served.ledger.streak == 0
+    assert not fails(served.ledger, 40_000, 60_000)[-1].hold
+
+
+def test_service_whose_end_nobody_recorded_ends_a_row_at_the_next_start():
+    """Power was lost, for one."""
+    failed = fails(Ledger(), 4000, 8000)[-1].ledger
+    ready = burst.after_ready(failed, moment(9000))
+    assert burst.before_start(ready, moment(9000 + burst.PROVEN_S)).streak == 0
+    assert burst.before_start(ready, moment(9000 + burst.PROVEN_S - 1)) == ready
+    assert burst.before_start(failed, moment(99_000)) == failed, "it was never ready"
+    died = fails(ready, 9010)[-1].ledger
+    assert burst.before_start(died, moment(99_000)) == died, "readiness came before the death"
+    after_boot = moment(30, wall=WALL + 50_000, boot="boot-b")
+    assert burst.before_start(ready, after_boot).streak == 0
+
+
+@pytest.mark.parametrize("streak", [None, "2", 2.0, True, -1, 1 << 40])
+def test_a_damaged_row_counts_as_none(streak):
+    assert burst.from_json({"streak": streak, "ready_at": streak}) == Ledger()

@@ -144,7 +144,23 @@ def verdict(signature="", answer=RETRY):
     ],
 )
 def test_explain(log, finding, requested, expected):
-    assert end_of_life.explain(log, finding, requested=requested) == expected
+    seen = end_of_life.explain(log, finding, requested=requested)
+    assert (seen.cls, seen.reason, seen.permanent) == expected
+    assert (seen.signature, seen.evidence, seen.hint) == (log.signature, "line", "hint")
+
+
+def test_what_sparkd_ended_itself_is_explained_by_sparkd_and_not_by_the_signal_it_sent():
+    told_to_stop = verdict("api-shutdown")._replace(cls="external-sigterm")
+    hung = Finding("sparkd", "frozen-engine-health-200", "no progress for 50 min", permanent=False)
+    seen = end_of_life.explain(told_to_stop, hung, requested=False)
+    assert seen == ("frozen-engine-health-200", "no progress for 50 min", False, "", "", "")
+    # The log declares the same death by itself: its line is the evidence, and its answer counts.
+    dead = verdict("core-fatal", HOLD)._replace(cls="no-kernel-image")
+    found = Finding("sparkd", "no-kernel-image", "died, but its process does not end", False)
+    seen = end_of_life.explain(dead, found, requested=False)
+    assert seen[:5] == ("no-kernel-image", found.reason, True, "core-fatal", "line")
+    # An operator was faster: then it is a requested stop.
+    assert end_of_life.explain(told_to_stop, hung, requested=True).cls == "external-sigterm"
 
 
 RECORD = Record(
