@@ -17,7 +17,7 @@ from beds.fixtures import (  # noqa: F401
     suite,
     vllm_container,
 )
-from beds.real_vllm import GUEST_MODEL, GUEST_VENV
+from beds.real_vllm import GUEST_DOOMED, GUEST_MODEL, GUEST_VENV
 
 from tests.vllm.real_lab import RealLab
 
@@ -25,4 +25,4 @@ from tests.vllm.real_lab import RealLab
 @pytest.fixture
 def real_lab(vllm_container: Container) -> RealLab:  # noqa: F811
     """A machine with sparkd and a real vLLM."""
-    return RealLab(vllm_container, GUEST_VENV, GUEST_MODEL)
+    return RealLab(vllm_container, GUEST_VENV, GUEST_MODEL, GUEST_DOOMED)

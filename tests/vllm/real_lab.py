@@ -9,10 +9,11 @@ from tests.system.lab import Lab
 class RealLab(Lab):
     """`Lab` with engines that are a real vLLM serving a tiny checkpoint on the CPU."""
 
-    def __init__(self, machine: Any, venv: str, checkpoint: str) -> None:
+    def __init__(self, machine: Any, venv: str, checkpoint: str, doomed: str) -> None:
         super().__init__(machine)
         self.venv = venv
         self.checkpoint = checkpoint
+        self.doomed = doomed
 
     def real_engine(
         self,
@@ -23,13 +24,14 @@ class RealLab(Lab):
         warmup: bool = True,
         serve: str = "",
         credentials: dict[str, str] | None = None,
+        checkpoint: str = "",
     ) -> None:
         port = self.ports.setdefault(name, 8100 + len(self.ports))
         pairs = "\n".join(f'{key} = "{path}"' for key, path in (credentials or {}).items())
         self.push(
             f"/etc/sparkd/engines.d/{name}.toml",
             f"""\
-model = "{self.checkpoint}"
+model = "{checkpoint or self.checkpoint}"
 port = {port}
 order = {order}
 [runtime]

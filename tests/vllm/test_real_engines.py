@@ -15,9 +15,9 @@ pytestmark = pytest.mark.vllm
 def test_the_crash_that_exits_0(real_lab: RealLab) -> None:
     lab = real_lab
     lab.real_engine("healthy", order=10)
-    # vLLM's default dtype (bfloat16) kills this build's worker at the first request. Without the
-    # warm-up the gate passes; the operator's first request is what kills it.
-    lab.real_engine("doomed", order=20, dtype="", warmup=False)
+    # The default dtype, and heads of a size that this build's attention does not support: the
+    # engine gets ready, and without the warm-up the operator's first request is what kills it.
+    lab.real_engine("doomed", order=20, dtype="", warmup=False, checkpoint=lab.doomed)
     lab.apply()
     lab.ctl("start", "healthy", "doomed", "--wait", limit=400)
     neighbour = lab.one("healthy")["invocation_id"]
