@@ -20,7 +20,7 @@ SUITES = {"bookworm": 252, "trixie": 257}
 PACKAGES = """
     systemd systemd-sysv libpam-systemd dbus polkitd util-linux login passwd procps iproute2
     python3 python3-gi python3-pydbus python3-systemd python3-psutil python3-httpx
-    python3-structlog python3-prometheus-client python3-tomli-w python3-yaml
+    python3-structlog python3-prometheus-client python3-tomli-w python3-yaml python3-dotenv
     curl bash-completion libnuma1 gcc g++ libc6-dev supervisor
 """
 

@@ -194,6 +194,7 @@ def test_the_package_depends_on_all_that_the_code_imports() -> None:
                 imported.add(node.module.split(".")[0])
     foreign = imported - set(sys.stdlib_module_names) - {"sparkd"}
     packages = {
+        "dotenv": "python3-dotenv",
         "gi": "python3-gi",
         "httpx": "python3-httpx",
         "prometheus_client": "python3-prometheus-client",
@@ -202,6 +203,7 @@ def test_the_package_depends_on_all_that_the_code_imports() -> None:
         "structlog": "python3-structlog",
         "systemd": "python3-systemd",
         "tomli_w": "python3-tomli-w",
+        "yaml": "python3-yaml",
     }
     assert foreign <= packages.keys(), "a module of no known package"
     for module in foreign:
