@@ -42,6 +42,10 @@ _ENVIRONMENT = {
     "SYSTEMD_COLORS": "0",
 }
 
+_KERNEL_ARGUMENTS = (
+    "console=ttyS0 rdinit=/sbin/init psi=1 quiet panic=-1 systemd.unified_cgroup_hierarchy=1"
+)
+
 #: What no test of a machine needs: it would be unpacked into memory at each boot.
 _LEFT_OUT = (
     "./boot", "./usr/include", "./usr/lib/gcc", "./usr/share/doc", "./usr/share/i18n",
@@ -117,8 +121,7 @@ class Machine:
                 "-kernel", str(kernel()), "-initrd", str(initrd),
                 "-serial", f"file:{self.folder / 'console'}",
                 "-serial", f"unix:{self.folder / 'line'},server=on,wait=off",
-                "-append", "console=ttyS0 rdinit=/sbin/init psi=1 quiet panic=-1"
-                f" systemd.unified_cgroup_hierarchy=1 {kernel_arguments}",
+                "-append", f"{_KERNEL_ARGUMENTS} {kernel_arguments}",
             ],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=(self.folder / "qemu").open("wb"),
@@ -448,11 +451,14 @@ def _pack_layer(layer: Path, target: Path) -> None:
         inside = "./" + os.path.relpath(folder, layer) if folder != str(layer) else "."
         names[:] = [name for name in names if f"{inside}/{name}" not in _LEFT_OUT]
         paths.append(inside)
-        for name in [*files, *(n for n in names if os.path.islink(f"{folder}/{n}"))]:
-            # A character device is overlayfs' mark for "deleted in this layer".
-            if not name.endswith(".a") and not stat.S_ISCHR(os.lstat(f"{folder}/{name}").st_mode):
-                paths.append(f"{inside}/{name}")
+        others = [*files, *(name for name in names if Path(folder, name).is_symlink())]
+        paths += [f"{inside}/{name}" for name in others if _is_wanted(Path(folder, name))]
     _pack(layer, paths, target / "cpio")
+
+
+def _is_wanted(path: Path) -> bool:
+    # A character device is overlayfs' mark for "deleted in this layer".
+    return path.suffix != ".a" and not stat.S_ISCHR(path.lstat().st_mode)
 
 
 def _pack(root: Path, paths: Iterable[str], archive: Path, *owner: str) -> None:

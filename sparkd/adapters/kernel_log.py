@@ -4,7 +4,7 @@
 from systemd._reader import APPEND, INVALIDATE, _Reader
 
 REFUSED = b"NV_ERR_NO_MEMORY"
-"""The NVIDIA driver could not get memory: seen before a host froze, and in starts that went well."""
+"""The NVIDIA driver could not get memory: before a host froze, and in starts that went well."""
 
 
 class KernelLog:

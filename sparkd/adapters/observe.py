@@ -5,7 +5,7 @@ The daemon keeps one observer and has it re-read what a signal named; sparkctl, 
 daemon, makes one and looks once. What cannot be seen keeps its last known value and is marked so.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from sparkd import __version__
@@ -17,6 +17,7 @@ from sparkd.adapters.state_files import StateFiles
 from sparkd.core.burst import Policy
 from sparkd.core.config_model import RestartPolicy
 from sparkd.core.end_of_life import Record
+from sparkd.core.guards import GuardFacts
 from sparkd.core.schema import ENGINE_NAME
 from sparkd.core.slot import Claim, Phase
 from sparkd.core.status import Boot, EngineFacts, Facts
@@ -60,6 +61,10 @@ class Observer:
         self._view = config.look()
         self._blind = ""
         self._seen_at = 0.0
+
+    def ask_guards(self, ask: Callable[[], GuardFacts]) -> None:
+        """Take what is said of compilers from the guards from now on."""
+        self._host.ask_guards(ask)
 
     @property
     def blind(self) -> str:

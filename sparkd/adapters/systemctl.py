@@ -39,6 +39,12 @@ def stop_no_block(unit: str) -> bool:
     return _run(["systemctl", "stop", "--no-block", "--", unit]) is not None
 
 
+def kill(unit: str, whom: str = "main") -> bool:
+    """Send SIGKILL to the main process of a unit, or to 'all' of them."""
+    argv = ["systemctl", "kill", f"--kill-whom={whom}", "--signal=KILL", "--", unit]
+    return _run(argv) is not None
+
+
 def _run(argv: Sequence[str]) -> str | None:
     try:
         done = subprocess.run(

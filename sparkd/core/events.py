@@ -24,6 +24,9 @@ class Event(StrEnum):
     APPLIED = "5b0f6a1c9d3e4c0b8a2f7e6d1c4b9a09"
     OPERATOR = "5b0f6a1c9d3e4c0b8a2f7e6d1c4b9a0a"
     JOURNAL_GAP = "5b0f6a1c9d3e4c0b8a2f7e6d1c4b9a0b"
+    STORM = "5b0f6a1c9d3e4c0b8a2f7e6d1c4b9a11"
+    STORM_OVER = "5b0f6a1c9d3e4c0b8a2f7e6d1c4b9a12"
+    MEMORY_GUARD = "5b0f6a1c9d3e4c0b8a2f7e6d1c4b9a13"
 
 
 ENGINE = "SPARKD_ENGINE"

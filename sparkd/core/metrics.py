@@ -10,6 +10,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
+from sparkd.core.guards import GuardFacts
+from sparkd.core.memory_guard import Step
 from sparkd.core.status import EngineStatus, Status
 from sparkd.core.unit_state import State
 
@@ -85,6 +87,7 @@ def families(snapshot: Snapshot) -> list[Family]:
         ),
         *_about_sight(snapshot),
         *_about_host(status),
+        *_about_guards(status.facts.host.guards),
         *_about_engines(status),
         *_about_deaths(snapshot),
         *_about_alerts(snapshot.alerts),
@@ -126,6 +129,34 @@ def _about_host(status: Status) -> Iterator[Family]:
         )
     yield _one("sparkd_host_compilers", "Running compiler processes.", host.compilers)
     yield _one("sparkd_host_compilers_resident_bytes", "Their resident memory.", host.compilers_rss)
+
+
+def _about_guards(facts: GuardFacts | None) -> Iterator[Family]:
+    if facts is None:
+        return
+    by_state = {"running": facts.running, "frozen": facts.frozen, "paused": facts.paused}
+    yield _gauge(
+        "sparkd_compiler_processes",
+        "Compilers: running, frozen by sparkd until it is their turn, or paused by somebody else.",
+        ("state",),
+        [Sample((state,), float(number)) for state, number in by_state.items()],
+    )
+    yield Family(
+        "sparkd_compilers_frozen_total",
+        Type.COUNTER,
+        "How often a compiler was frozen.",
+        (),
+        (Sample((), float(facts.freezes)),),
+    )
+    yield _one("sparkd_starts_held", "1 while the memory guard holds starts.", facts.holding)
+    taken = dict(facts.steps)
+    yield Family(
+        "sparkd_memory_guard_steps_total",
+        Type.COUNTER,
+        "Steps of the memory guard.",
+        ("step",),
+        tuple(Sample((step.value,), float(taken.get(step.value, 0))) for step in Step),
+    )
 
 
 def _about_engines(status: Status) -> Iterator[Family]:

@@ -31,6 +31,8 @@ class Facts(NamedTuple):
     memory_available: int = 0
     memory_holders: tuple[str, ...] = ()
     """The largest engine processes that belong to no running unit, for the message."""
+    starts_held: str = ""
+    """Why the memory guard holds all starts; '' when it does not."""
     home: str = ""
     home_writable: bool = True
 
@@ -45,7 +47,7 @@ class Obstacle(NamedTuple):
 
 def obstacle(facts: Facts) -> Obstacle | None:
     """The first thing in the way: what cannot heal before what can."""
-    return _permanent(facts) or _port(facts) or _memory(facts)
+    return _permanent(facts) or _held(facts) or _port(facts) or _memory(facts)
 
 
 def _permanent(facts: Facts) -> Obstacle | None:
@@ -63,6 +65,12 @@ def _permanent(facts: Facts) -> Obstacle | None:
         reason = f"user {facts.user!r} cannot write the cache folder {facts.home}"
         return Obstacle("cache-unwritable", reason, permanent=True)
     return None
+
+
+def _held(facts: Facts) -> Obstacle | None:
+    if not facts.starts_held:
+        return None
+    return Obstacle("memory-guard", f"starts are held: {facts.starts_held}", permanent=False)
 
 
 def _port(facts: Facts) -> Obstacle | None:

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sparkd.core import burst, config_state, end_of_life, slot, unit_state
+from sparkd.core import burst, config_state, end_of_life, guards, slot, unit_state
 from sparkd.core.config_state import ConfigFacts, ConfigJudgement
 from sparkd.core.end_of_life import Record
+from sparkd.core.guards import GuardFacts
 from sparkd.core.unit_state import Judgement, State, UnitFacts, engine_of
 
 ID_LENGTH = 8
@@ -41,6 +42,8 @@ class HostFacts(NamedTuple):
     """Percent of time in which every task waited for memory; None without PSI."""
     compilers: int
     compilers_rss: int
+    guards: GuardFacts | None = None
+    """None where no daemon guards."""
 
 
 class EngineFacts(NamedTuple):
@@ -196,11 +199,12 @@ def to_json(status: Status) -> dict[str, object]:
             "memory_available_bytes": facts.host.memory_available,
             "pressure_memory_full_avg10": facts.host.pressure_full_avg10,
             "compilers": {"count": facts.host.compilers, "rss_bytes": facts.host.compilers_rss},
+            "guards": None if facts.host.guards is None else guards.to_json(facts.host.guards),
         },
         "slot": {"holder": status.holder, "waiting": list(status.waiting)},
         "engines": [_engine_json(facts, engine) for engine in status.engines],
         "config_errors": list(facts.config_errors),
-        "notes": list(facts.notes),
+        "notes": [*facts.notes, *_guard_notes(facts.host)],
     }
 
 
@@ -232,6 +236,10 @@ def _engine_json(facts: Facts, engine: EngineStatus) -> dict[str, object]:
         "enabled": unit.unit_file_state or None,
         "drop_ins": list(unit.drop_ins),
     }
+
+
+def _guard_notes(host: HostFacts) -> Sequence[str]:
+    return () if host.guards is None else tuple(guards.notes(host.guards))
 
 
 _DEATH_KEYS = (

@@ -3,11 +3,12 @@
 
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from sparkd import __version__
-from sparkd.adapters import database, notify, operations, systemd_bus
+from sparkd.adapters import database, journal, notify, operations, proc, systemd_bus
 from sparkd.adapters.alert_post import Places as AlertPlaces
 from sparkd.adapters.bus_service import NameTakenError, Service
 from sparkd.adapters.config_files import CONFIG_DIRECTORY
@@ -20,10 +21,15 @@ from sparkd.adapters.service_manager import BusError
 from sparkd.adapters.state_files import StateFiles
 from sparkd.adapters.systemd_bus import JobResult, Systemd, Watch
 from sparkd.adapters.unit_files import UNIT_DIRECTORY, ApplyBusyError, ApplyError
+from sparkd.core import events
 from sparkd.core.config_model import ListenAddress
+from sparkd.core.events import Event
+from sparkd.core.memory_guard import Life
 from sparkd.core.metrics import Alerts
-from sparkd.daemon import log
+from sparkd.daemon import ending, log
 from sparkd.daemon.alerter import Alerter
+from sparkd.daemon.guard import Guard, Hands
+from sparkd.daemon.guard import settings as guard_settings
 from sparkd.daemon.loop import Loop
 from sparkd.daemon.manager import Manager
 from sparkd.daemon.orders import Orders
@@ -82,6 +88,9 @@ class Daemon:
         observer = Observer(self._systemd, ConfigView(paths), files, daemon="running")
         history = History(self._database.last_deaths(), self._database.last_boots())
         self._supervisor = Supervisor(observer, history)
+        self._files = files
+        self._guard = Guard(Hands(self._lives, self._end, self._tell), places.run)
+        observer.ask_guards(lambda: self._guard.facts)
         alert_places = AlertPlaces(
             f"{places.state}/alerts.db", f"{places.run}/alerts.db", f"{places.run}/alerts.lock"
         )
@@ -99,6 +108,7 @@ class Daemon:
             StartError: as the message says.
             BusError: systemd does not answer.
         """
+        self._guard.start()
         self._bus.con.connect("closed", self._bus_lost)
         Watch(
             self._bus,
@@ -124,6 +134,7 @@ class Daemon:
         self._refresh()
         if self._supervisor.observer.blind:
             raise BusError(self._supervisor.observer.blind)
+        self._configure_guard()
         self._serve_metrics()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.on_signal(number, self._leave)
@@ -134,6 +145,7 @@ class Daemon:
         log.info(f"sparkd {__version__} is up")
         notify.send("READY=1")
         code = self._loop.run()
+        self._guard.close(GOODBYE_S)
         self._storage.close(GOODBYE_S)
         self._hands.close(GOODBYE_S)
         self._post.close(GOODBYE_S)
@@ -151,7 +163,8 @@ class Daemon:
             self._supervisor.observer.mark_everything()
         self._on_wake()
         # Last: a loop whose work fails every time is as dead as one that is stuck.
-        notify.send("WATCHDOG=1")
+        if self._guard.is_well:
+            notify.send("WATCHDOG=1")
 
     def _on_wake(self) -> None:
         self._results.deliver()
@@ -176,6 +189,27 @@ class Daemon:
     def _configure_alerts(self) -> None:
         config = self._supervisor.observer.view().config
         self._alerter.configure(None if config is None else config.host.alerts)
+
+    # what the guard has others do
+
+    def _configure_guard(self) -> None:
+        config = self._supervisor.observer.view().config
+        self._guard.configure(guard_settings(config, proc.memory().total))
+
+    def _lives(self) -> Sequence[Life]:
+        """Called by the guard's thread: a published status never changes."""
+        config = self._supervisor.observer.view().config
+        orders = {} if config is None else {e.name: e.order for e in config.engines}
+        return ending.lives(self._supervisor.status, orders)
+
+    def _end(self, life: Life, reason: str) -> None:
+        ending.end(self._files, life, reason)
+
+    def _tell(self, event: Event, text: str, priority: str, fields: dict[str, str]) -> None:
+        def write() -> None:
+            journal.send(event, text, priority=priority, **{events.REASON: text, **fields})
+
+        self._results.put(write)
 
     def _unit_changed(self, unit: str) -> None:
         self._supervisor.observer.mark(unit)
@@ -225,6 +259,7 @@ class Daemon:
     def _after_apply(self) -> None:
         self._supervisor.observer.mark_everything()
         self._refresh()
+        self._configure_guard()
         self._serve_metrics()
         if self._reload_asked:
             self._reload_asked = False

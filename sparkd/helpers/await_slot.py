@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from sparkd.adapters import clock, journal, notify, proc, systemctl
+from sparkd.adapters import clock, journal, notify, proc, start_hold, systemctl
 from sparkd.adapters.state_files import StateFiles
 from sparkd.core import backoff, burst, events, preflight, slot
 from sparkd.core.end_of_life import Finding
@@ -205,6 +205,7 @@ def _look_again(options: argparse.Namespace, facts: preflight.Facts) -> prefligh
     short = options.memory_utilization * memory.total > memory.available
     return facts._replace(
         port_holders=holders,
+        starts_held=start_hold.reason(),
         memory_total=memory.total,
         memory_available=memory.available,
         memory_holders=_engine_processes() if short else (),
