@@ -173,9 +173,10 @@ def write_atomic(path: Path, text: str, mode: int = 0o640) -> None:
         OSError: the file is the old one; or the new one, when only the last fsync failed.
     """
     path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{path.name}.*.tmp"):  # by a writer that was killed
+        left.unlink(missing_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    temporary.unlink(missing_ok=True)
     fd = os.open(temporary, flags, mode)
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as file:

@@ -248,9 +248,10 @@ def _hold(row: object) -> Hold | None:
             "class": str(cls),
             "reason": str(reason),
             "since": since,
-        } if by in set(HeldBy):
-            # A hold of unknown age is still a hold.
-            return Hold(HeldBy(by), cls, reason, finite(since) or 0.0)
+        }:
+            # A hold of unknown age, or by somebody whom only a newer sparkd knows, is still one.
+            known = HeldBy(by) if by in set(HeldBy) else HeldBy.OPERATOR
+            return Hold(known, cls, reason, finite(since) or 0.0)
     return None
 
 

@@ -83,15 +83,16 @@ class Explanation(NamedTuple):
     hint: str = ""
 
 
-def was_requested(unit: UnitAtEnd) -> bool:
+def was_requested(unit: UnitAtEnd, finding: Finding | None = None) -> bool:
     """Whether somebody asked systemd for this end.
 
     A stop or restart job on the unit is the proof: systemd queues none when a process dies by
     itself, and a signal from a stranger queues none either. A job that came after the process had
     already died does not make the death a requested one: then the main process ended before the
-    unit left the active state, while a stop makes the unit leave it first.
+    unit left the active state, while a stop makes the unit leave it first. For a start that failed
+    the helper's finding says so: a helper that is stopped leaves none.
     """
-    if unit.job not in {"stop", "restart"}:
+    if unit.job not in {"stop", "restart"} or (finding is not None and finding.helper != DAEMON):
         return False
     became_active = unit.active_enter >= unit.inactive_exit > 0
     left_active = unit.active_exit >= unit.active_enter
@@ -137,7 +138,7 @@ def explain(verdict: Verdict, finding: Finding | None, *, requested: bool) -> Ex
     from_log = Explanation(
         verdict.cls, verdict.summary, permanent, verdict.signature, verdict.evidence, verdict.hint
     )
-    if requested or finding is None:
+    if requested or finding is None or not finding.cls:
         return from_log
     if finding.helper == DAEMON:
         if finding.cls == verdict.cls:

@@ -342,9 +342,9 @@ def _record(
         text = f"{options.engine}: ready after {seconds:.0f} s, {result.reason}"
         journal.send(events.Event.READY, text, priority=journal.Priority.NOTICE, **fields)
         return
-    if result.cls:
-        permanent = result.status is Status.WILL_FAIL_AGAIN
-        finding = Finding("await-ready", result.cls, result.reason, permanent)
-        StateFiles().write_finding(options.unit, invocation, finding)
+    # Without a class too: that the gate itself gave up tells a failed start from a stopped one.
+    permanent = result.status is Status.WILL_FAIL_AGAIN
+    finding = Finding("await-ready", result.cls, result.reason, permanent)
+    StateFiles().write_finding(options.unit, invocation, finding)
     text = f"{options.engine}: not ready, {result.reason}"
     journal.send(events.Event.NOT_READY, text, priority=journal.Priority.WARNING, **fields)

@@ -12,7 +12,7 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from sparkd.adapters import clock, journal, notify, systemctl
@@ -32,6 +32,10 @@ READ_S = 5.0
 KERNEL_S = 3600.0
 """A kernel line that explains a death is not older than this."""
 
+LOOKS, LOOK_S = 5, 1.0
+"""How often systemd is asked about the unit, and the seconds between."""
+
+NOT_SEEN = UnitAtEnd("", 0, 0, 0, 0)
 PROPERTIES = (
     "ExecMainExitTimestampMonotonic",
     "ActiveEnterTimestampMonotonic",
@@ -76,17 +80,21 @@ def main(argv: list[str] | None = None) -> int:
         0, always: a failing ExecStopPost= would turn a clean stop into a failed unit.
     """
     options = parser().parse_args(argv)
-    try:
-        _post_mortem(options)
-    except Exception:  # noqa: BLE001  (whatever happens here must not change the unit's fate)
-        own_unit.fail(traceback.format_exc())
+    for attempt in (_post_mortem, _count_only):
+        try:
+            attempt(options)
+        except Exception:  # noqa: BLE001  (whatever happens here must not change the unit's fate)
+            own_unit.fail(traceback.format_exc())
+        else:
+            break
     return 0
 
 
 def _post_mortem(options: argparse.Namespace) -> None:
     files = StateFiles()
-    ending = _lost(options.lost) if options.lost else _just_ended(options.unit)
-    finding = files.finding(options.unit, ending.invocation_id)
+    invocation = options.lost or own_unit.invocation_id()
+    finding = files.finding(options.unit, invocation)
+    ending = _lost(invocation) if options.lost else _just_ended(options.unit, finding)
     if finding is not None and finding.cls == "held":
         # Nothing lived: `await-slot` refused a held engine. Only the restart has to be cancelled.
         systemctl.stop_no_block(options.unit)
@@ -98,33 +106,54 @@ def _post_mortem(options: argparse.Namespace) -> None:
     files.drop_started(options.unit)
 
 
-def _just_ended(unit: str) -> Ending:
+def _count_only(options: argparse.Namespace) -> None:
+    """What must not be lost when everything else fails: the limit on unrequested ends."""
+    if systemctl.job_type(options.unit) in {"stop", "restart"}:
+        return
+    death = burst.Death(
+        options.lost or own_unit.invocation_id(), clock.moment(), "post-mortem-failed"
+    )
+    if _count(options, StateFiles(), death, hold_reason="", was_ready=False).hold:
+        systemctl.stop_no_block(options.unit)
+
+
+def _just_ended(unit: str, finding: Finding | None) -> Ending:
     at_end = _unit_at_end(unit)
     exit_state = ExitState(
         os.environ.get("SERVICE_RESULT", ""),
         os.environ.get("EXIT_CODE", ""),
         os.environ.get("EXIT_STATUS", ""),
     )
-    requested = end_of_life.was_requested(at_end)
+    if at_end is None:
+        own_unit.fail("systemd does not answer: the log decides whether this end was requested")
+        return Ending(own_unit.invocation_id(), NOT_SEEN, exit_state, None)
+    requested = end_of_life.was_requested(at_end, finding)
     return Ending(own_unit.invocation_id(), at_end, exit_state, requested)
 
 
 def _lost(invocation_id: str) -> Ending:
     """Of an earlier invocation systemd keeps nothing: its lines in the journal must do."""
-    return Ending(invocation_id, UnitAtEnd("", 0, 0, 0, 0), None, None)
+    return Ending(invocation_id, NOT_SEEN, None, None)
 
 
-def _unit_at_end(unit: str) -> UnitAtEnd:
-    seen = systemctl.show([unit], PROPERTIES)
-    job = systemctl.job_type(unit)
-    row = seen[0] if seen else {}
+def _unit_at_end(unit: str) -> UnitAtEnd | None:
+    """What systemd says of the unit; None when it does not answer, not even after some seconds."""
+    for _ in range(LOOKS):
+        seen = systemctl.show([unit], PROPERTIES)
+        job = systemctl.job_type(unit)
+        if seen is not None and job is not None:
+            return _as_seen(seen[0], job)
+        time.sleep(LOOK_S)  # it re-executes itself, or the bus is being restarted
+    return None
 
+
+def _as_seen(row: Mapping[str, str], job: str) -> UnitAtEnd:
     def number(name: str) -> int:
         text = row.get(name, "")
         return int(text) if text.isdigit() else 0
 
     return UnitAtEnd(
-        job=job or "",
+        job=job,
         main_exit=number("ExecMainExitTimestampMonotonic"),
         active_enter=number("ActiveEnterTimestampMonotonic"),
         active_exit=number("ActiveExitTimestampMonotonic"),
@@ -176,7 +205,7 @@ def _judge(
     reason = why.reason
     if options.lost:
         reason += " (found by the next start: no post-mortem was run for it)"
-    was_ready = log.ready if options.lost else end_of_life.was_ready(ending.unit)
+    was_ready = log.ready if ending.unit is NOT_SEEN else end_of_life.was_ready(ending.unit)
     now = clock.moment()
     action, action_reason = "none", "the stop was requested"
     if not requested:

@@ -138,8 +138,8 @@ budget = "60s"
     def intervals(self) -> list[Interval]:
         """Every start's time between taking the slot and systemd calling it started or ended."""
         ended = (Event.END_OF_LIFE, Event.START_REFUSED)
-        matches = [f"MESSAGE_ID={event}" for event in (Event.SLOT_TAKEN, *ended)]
-        entries = self.machine.journal(*matches, f"MESSAGE_ID={STARTED}", f"MESSAGE_ID={START_FAILED}")
+        ids = [Event.SLOT_TAKEN, *ended, STARTED, START_FAILED]
+        entries = self.machine.journal(*(f"MESSAGE_ID={one}" for one in ids))
         open_starts: dict[str, float] = {}
         found = []
         for entry in entries:
@@ -161,6 +161,4 @@ def unit(name: str) -> str:
 def overlaps(intervals: list[Interval]) -> list[tuple[Interval, Interval]]:
     """Pairs of starts that were under way at the same moment."""
     ordered = sorted(intervals, key=lambda i: i.begin)
-    return [
-        (a, b) for i, a in enumerate(ordered) for b in ordered[i + 1 :] if b.begin < a.end
-    ]
+    return [(a, b) for i, a in enumerate(ordered) for b in ordered[i + 1 :] if b.begin < a.end]

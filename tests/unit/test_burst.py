@@ -168,7 +168,8 @@ def test_a_damaged_death_is_left_out_and_the_others_stay(bad):
 def test_a_hold_of_unknown_age_is_still_a_hold():
     row = {"by": "burst", "class": "c", "reason": "r", "since": float("nan")}
     assert burst.from_json({"held": row}).held == Hold(HeldBy.BURST, "c", "r", 0.0)
-    assert burst.from_json({"held": {**row, "by": "nobody"}}).held is None
+    newer = burst.from_json({"held": {**row, "by": "a newer sparkd"}}).held
+    assert newer == Hold(HeldBy.OPERATOR, "c", "r", 0.0)
 
 
 def test_json_survives_the_text_form():

@@ -195,3 +195,19 @@ def test_a_record_with_wrong_members_is_refused(change):
     value = {**end_of_life.to_json(RECORD), **change}
     with pytest.raises(TypeError):
         end_of_life.from_json({k: v for k, v in value.items() if v is not ...})
+
+
+def test_a_failed_start_is_not_requested_though_a_stop_came_during_its_post_mortem():
+    stopped_late = UnitAtEnd(
+        "stop", main_exit=500, active_enter=0, active_exit=0, inactive_exit=100
+    )
+    gone = Finding("await-ready", "", "the main process is gone", permanent=False)
+    assert end_of_life.was_requested(stopped_late)
+    assert not end_of_life.was_requested(stopped_late, gone)
+
+
+def test_a_finding_without_a_class_leaves_the_explanation_to_the_log():
+    gone = Finding("await-ready", "", "the main process is gone", permanent=False)
+    said = end_of_life.explain(verdict("sig"), gone, requested=False)
+    assert (said.cls, said.reason) == ("cls", SUMMARY)
+    assert end_of_life.explain(verdict(), gone, requested=False).cls == "cls"
