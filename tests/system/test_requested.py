@@ -85,8 +85,10 @@ CASES = {
     ),
     "stop in start-post of the second life": (
         {"post": GATE_SLOW_THE_SECOND_TIME},
-        "systemctl start t; sleep .2; systemctl kill -s KILL --kill-whom=main t; sleep 1; "
-        + "systemctl stop t",
+        (
+            "systemctl start t; sleep .2; systemctl kill -s KILL --kill-whom=main t; "
+            "sleep 1; systemctl stop t"
+        ),
         [(UNASKED, READY), (ASKED, NOT_READY)],
     ),
     "the gate fails": (
