@@ -103,6 +103,23 @@ def kernel_lines(since: float) -> Iterator[Entry]:
             yield _entry(reader)
 
 
+def engine_events(engine: str, since: float, until: float) -> Iterator[tuple[float, str]]:
+    """Our own entries about one engine between two wall-clock times: when, and the message."""
+    with _Reader() as reader:
+        reader.add_match(f"SPARKD_ENGINE={engine}")
+        reader.seek_realtime(int(since * 1e6))
+        while reader._next():
+            at = reader._get_realtime() / 1e6
+            if at > until:
+                return
+            fields = {
+                name: _text(value[0] if isinstance(value, list) else value)
+                for name, value in reader._get_all().items()
+            }
+            if fields.get("MESSAGE_ID") in set(events.Event) and events.is_trusted(fields):
+                yield at, fields.get("MESSAGE", "")
+
+
 class EventReader:
     """sparkd's own entries, from a cursor on.
 

@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sparkd.adapters import database, operations
+from sparkd.adapters import database, incident_lookup, operations
 from sparkd.adapters.bus_client import Watch
 from sparkd.adapters.config_view import ConfigView
+from sparkd.adapters.database import Detail
 from sparkd.adapters.journal import EventReader
 from sparkd.adapters.observe import NO_HISTORY, History, Observer
 from sparkd.adapters.service_manager import BusError, Viewer
@@ -93,6 +94,33 @@ def incidents(limit: int, engine: str) -> list[dict[str, Any]]:
     ]
     newest_first = sorted([*newer, *stored], key=lambda one: one.record.time, reverse=True)
     return [core_status.incident_json(*one) for one in newest_first[:limit]]
+
+
+def incident(identity: str) -> dict[str, Any]:
+    """As the daemon's Incident, also for one that came into the journal since it went away.
+
+    Raises:
+        CliError: there is no such incident, or more than one, or the database cannot be read.
+    """
+    try:
+        with database.reader() as known:
+            is_id = incident_lookup.is_id(identity)
+            found = known.find(identity) if known is not None and is_id else []
+            cursor = None if known is None else known.cursor()
+    except database.DatabaseError as error:
+        raise CliError(str(error)) from None
+    there = {detail.incident.record.invocation_id for detail in found}
+    for row in _since(cursor) if is_id else ():
+        # Before the daemon has taken it in it has no number, and nothing has been added up.
+        if (
+            isinstance(row, Record)
+            and row.invocation_id.startswith(identity)
+            and row.invocation_id not in there
+        ):
+            found.append(Detail(0, database.Incident(row, None), None, None, 0, None))
+    if len(found) != 1:
+        raise CliError(incident_lookup.refusal(identity, found), Exit.NO_SUCH_ENGINE)
+    return incident_lookup.to_json(found[0])
 
 
 def _since(cursor: str | None) -> Iterator[Record | Boot]:

@@ -56,7 +56,7 @@ def bash() -> str:
 def _case(verb: Verb) -> str:
     options = " ".join(flag for option in verb.options for flag in option.flags)
     metavar = verb.argument.metavar if verb.argument else ""
-    positional = {"ENGINE": "engine", "": ""}.get(metavar, "file")
+    positional = {"ENGINE": "engine", "": "", "ID": "", "ACTION": ""}.get(metavar, "file")
     return f"        {verb.name}) options='{options}' positional={positional} ;;\n"
 
 

@@ -22,7 +22,7 @@ MEANINGS: dict[Exit, str] = {
     Exit.FAILURE: "it failed; the reason is on standard error. For status: systemd cannot be seen",
     Exit.USAGE: "the command line is wrong",
     Exit.NOT_RUNNING: "status ENGINE: a named engine is not ready",
-    Exit.NO_SUCH_ENGINE: "no engine of that name",
+    Exit.NO_SUCH_ENGINE: "no engine of that name, or no such incident",
     Exit.BUSY: "something else is at it; try again",
     Exit.NOT_PERMITTED: "the caller may not do that",
     Exit.CONFIG: "the configuration has errors; each is on standard error",

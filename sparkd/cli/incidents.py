@@ -14,7 +14,7 @@ from sparkd.cli.answers import print_json, refusal
 from sparkd.cli.exits import CliError, Exit
 from sparkd.cli.status_view import end_text
 from sparkd.cli.terminal import Paint, columns, neutralise, paint_for
-from sparkd.cli.times import parse_since, stamp
+from sparkd.cli.times import parse_since, span, stamp
 
 LIMIT_DEFAULT = 20
 LIMIT_MAX = 10_000
@@ -63,10 +63,11 @@ def _fetch(limit: int, engine: str) -> list[dict[str, Any]]:
 
 def lines(rows: Sequence[Mapping[str, Any]], paint: Paint) -> list[str]:
     """A row of facts for each incident, and below it why it ended and what followed."""
-    head = ("TIME", "ENGINE", "CLASS", "END", "THEN")
+    head = ("TIME", "ID", "ENGINE", "CLASS", "END", "THEN")
     cells = [
         (
             stamp(float(row["time"])),
+            neutralise(str(row["id"])),
             neutralise(str(row["engine"])),
             neutralise(str(row["class"])),
             end_text(row),
@@ -88,10 +89,16 @@ def _then(row: Mapping[str, Any]) -> str:
     return {"restart": "restarted", "hold": "held"}.get(str(row.get("action")), "-")
 
 
+def _dark(row: Mapping[str, Any]) -> str:
+    dark = row.get("dark_seconds")
+    return "dark: not ready since" if dark is None else f"dark for {span(float(dark))}"
+
+
 def _below(row: Mapping[str, Any]) -> list[str]:
     if row["requested"]:
         return []
     texts = [str(row.get("reason") or ""), str(row.get("evidence") or "")]
     if row.get("action") == "hold":
         texts += [str(row.get("action_reason") or ""), str(row.get("hint") or "")]
+    texts.append(_dark(row))
     return [neutralise(text) for text in dict.fromkeys(texts) if text]

@@ -84,6 +84,7 @@ def test_every_refusal_has_its_exit_status():
     codes = {kind: int(code_of(DaemonError(kind, ""))) for kind in Kind}
     assert codes == {
         Kind.NO_SUCH_ENGINE: 4,
+        Kind.NO_SUCH_INCIDENT: 4,
         Kind.NOT_PERMITTED: 77,
         Kind.BUSY: 75,
         Kind.CONFIG: 78,
@@ -182,7 +183,7 @@ def test_a_malformed_argument_of_logs_is_2(invocation, lines):
 
 def incident(**changes):
     return {
-        "time": NOW, "engine": "nemotron", "class": "engine-core-fatal", "exit_code": 0,
+        "time": NOW, "id": "3f2a9c1d", "dark_seconds": 65.0, "engine": "nemotron", "class": "engine-core-fatal", "exit_code": 0,
         "signal": None, "result": "success", "requested": False, "evidence": "fatal\x1b[2J error",
         "reason": "the engine core met a fatal error", "action": "restart",
         "action_reason": "death 1 of 3", "hint": "", **changes,
@@ -192,12 +193,18 @@ def incident(**changes):
 def test_incidents_show_cause_and_consequence():
     rows = [incident(), incident(requested=True), incident(action="hold", hint="look at it")]
     lines = incidents.lines(rows, PLAIN)
-    assert lines[0].split() == ["TIME", "ENGINE", "CLASS", "END", "THEN"]
+    assert lines[0].split() == ["TIME", "ID", "ENGINE", "CLASS", "END", "THEN"]
     assert lines[1].endswith("nemotron  engine-core-fatal  exit 0  restarted")
+    assert "  3f2a9c1d  nemotron" in lines[1]
     assert lines[2:4] == ["    the engine core met a fatal error", "    fatal error"]
-    assert lines[4].endswith("exit 0  requested")
-    assert lines[5].endswith("exit 0  held")
-    assert lines[-1] == "    look at it"
+    assert lines[4] == "    dark for 1 min 5 s"
+    assert lines[5].endswith("exit 0  requested")
+    assert lines[6].endswith("exit 0  held")
+    assert lines[-2:] == ["    look at it", "    dark for 1 min 5 s"]
+
+
+def test_an_engine_that_is_not_back_is_said_to_be_dark_still():
+    assert incidents.lines([incident(dark_seconds=None)], PLAIN)[-1] == "    dark: not ready since"
 
 
 def test_since_reads_spans_and_dates():
