@@ -72,7 +72,9 @@ class Judgement(NamedTuple):
     reason: str
 
 
-def judge(unit: UnitFacts, ledger: Ledger, last: Record | None, slot: Slot) -> Judgement:
+def judge(
+    unit: UnitFacts, ledger: Ledger, last: Record | None, slot: Slot, *, trouble: str = ""
+) -> Judgement:
     """The public state of an engine.
 
     Args:
@@ -80,9 +82,12 @@ def judge(unit: UnitFacts, ledger: Ledger, last: Record | None, slot: Slot) -> J
         ledger: What the helpers remember of its ends of life; a hold counts while it is down.
         last: Its last end of life.
         slot: Who starts now and who waits.
+        trouble: Why it does not serve although systemd calls it active; '' when it does.
     """
     match unit.active_state:
         case "active" | "reloading" | "refreshing" | "maintenance":
+            if trouble:
+                return Judgement(State.STALLED, trouble)
             return Judgement(State.READY, unit.status_text or "the readiness gate passed")
         case "activating":
             return _activating(unit, last, slot)
@@ -132,7 +137,8 @@ def _activating(unit: UnitFacts, last: Record | None, slot: Slot) -> Judgement:
             return Judgement(State.WAITING, waiter.blocked or _waits_for(unit, slot))
     if slot.claim is not None:
         return Judgement(State.WAITING, _waits_for(unit, slot))
-    return Judgement(State.STARTING, unit.status_text or "checks whether the start can work")
+    # Only who has the slot is starting: an engine that still looks around lets others pass.
+    return Judgement(State.WAITING, unit.status_text or "checks whether the start can work")
 
 
 def _waits_for(unit: UnitFacts, slot: Slot) -> str:

@@ -28,7 +28,7 @@ def state(ledger: Ledger = NOTHING, last: Any = None, slot: Slot = FREE, **chang
         ("active", "running", State.READY),
         ("reloading", "reload", State.READY),
         ("activating", "condition", State.STARTING),
-        ("activating", "start-pre", State.STARTING),
+        ("activating", "start-pre", State.WAITING),
         ("activating", "start", State.STARTING),
         ("activating", "start-post", State.LOADING),
         ("activating", "auto-restart", State.RESTARTING),
@@ -80,7 +80,7 @@ def test_a_blocked_waiter_says_what_blocks_it() -> None:
 
 def test_an_earlier_invocations_waiter_is_not_this_one() -> None:
     slot = Slot(None, (Waiter("vllm-a.service", "9" * 32, 50, 1.0),))
-    assert state(slot=slot, active_state="activating", sub_state="start-pre") is State.STARTING
+    assert state(slot=slot, active_state="activating", sub_state="start-pre") is State.WAITING
 
 
 def test_the_holder_of_the_slot_is_starting() -> None:
