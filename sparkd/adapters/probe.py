@@ -19,7 +19,7 @@ from collections.abc import Callable
 from sparkd.core.gate import Reply, ReplyKind
 
 REPLY_MAX = 256 * 1024
-"""Bytes of headers and body that are read at most; /v1/models is a few hundred."""
+"""Bytes of headers and body that are read by default; /v1/models is a few hundred."""
 HEADERS_MAX = 16 * 1024
 LOOK_AROUND_S = 1.0
 """How often `on_wait` is called."""
@@ -39,6 +39,8 @@ def ask(
     key: str = "",
     abort_fd: int = -1,
     on_wait: Callable[[], bool] = lambda: False,
+    accept: str = "application/json",
+    reply_max: int = REPLY_MAX,
 ) -> Reply:
     """Send one request and read its reply.
 
@@ -49,6 +51,8 @@ def ask(
         key: Bearer token, if the engine wants one.
         abort_fd: When this becomes readable the question ends as ABORTED.
         on_wait: Called about every second of waiting; the question ends as ABORTED when it says so.
+        accept: The Accept: header.
+        reply_max: Bytes of headers and body that are read at most.
 
     Returns:
         The reply; no exception for anything that a peer can do.
@@ -56,10 +60,10 @@ def ask(
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as connection:
         connection.setblocking(False)
-        line = _Line(connection, deadline, abort_fd, on_wait)
+        line = _Line(connection, deadline, abort_fd, on_wait, reply_max)
         try:
             line.connect(address)
-            line.send(_request_bytes(address, request, key))
+            line.send(_request_bytes(address, request, key, accept))
             return _read_reply(line)
         except _Stop as stop:
             return stop.reply
@@ -69,14 +73,16 @@ def ask(
             return Reply(ReplyKind.BROKEN, detail=error.strerror or "connection failed")
 
 
-def _request_bytes(address: tuple[str, int], request: tuple[str, str, bytes], key: str) -> bytes:
+def _request_bytes(
+    address: tuple[str, int], request: tuple[str, str, bytes], key: str, accept: str
+) -> bytes:
     method, path, body = request
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
     head = [
         f"{method} {path} HTTP/1.1",
         f"Host: {host}:{address[1]}",
         "User-Agent: sparkd",
-        "Accept: application/json",
+        f"Accept: {accept}",
         "Connection: close",
     ]
     if key:
@@ -95,11 +101,13 @@ class _Line:
         deadline: float,
         abort_fd: int,
         on_wait: Callable[[], bool],
+        reply_max: int,
     ) -> None:
         self._socket = sock
         self._deadline = deadline
         self._abort_fd = abort_fd
         self._on_wait = on_wait
+        self._reply_max = reply_max
         self._look_around_at = time.monotonic() + LOOK_AROUND_S
         self._total = 0
 
@@ -127,8 +135,8 @@ class _Line:
                 data = self._socket.recv(65536)
                 break
         self._total += len(data)
-        if self._total > REPLY_MAX:
-            raise _Stop(ReplyKind.BROKEN, f"the reply is larger than {REPLY_MAX} bytes")
+        if self._total > self._reply_max:
+            raise _Stop(ReplyKind.BROKEN, f"the reply is larger than {self._reply_max} bytes")
         return data
 
     def _wait(self, event: int) -> None:

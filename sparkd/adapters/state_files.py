@@ -58,7 +58,7 @@ class StateFiles:
         """Everybody who said that they wait, alive or not."""
         found = []
         for path in sorted((self._run / "waiting").glob("*.json")):
-            match _read_json(path):
+            match read_json(path):
                 case {
                     "unit": str(unit),
                     "invocation_id": str(invocation),
@@ -90,7 +90,7 @@ class StateFiles:
 
     def started(self, unit: str) -> str | None:
         """The invocation that was started last and whose end has not been recorded."""
-        match _read_json(self._run / "started" / f"{unit}.json"):
+        match read_json(self._run / "started" / f"{unit}.json"):
             case {"invocation_id": str(invocation)}:
                 return invocation
         return None
@@ -101,7 +101,7 @@ class StateFiles:
 
     def launch_hash(self, unit: str, invocation_id: str) -> str | None:
         """The launch hash of this very invocation; None when it is not known."""
-        match _read_json(self._run / "started" / f"{unit}.json"):
+        match read_json(self._run / "started" / f"{unit}.json"):
             case {"invocation_id": str(seen), "launch_hash": str(value)} if seen == invocation_id:
                 return value
         return None
@@ -113,7 +113,7 @@ class StateFiles:
 
     def finding(self, unit: str, invocation_id: str) -> Finding | None:
         """What a helper of this very invocation found out, if anything."""
-        match _read_json(self._run / "findings" / f"{unit}.json"):
+        match read_json(self._run / "findings" / f"{unit}.json"):
             case {
                 "invocation_id": str(seen),
                 "helper": str(helper),
@@ -156,7 +156,7 @@ class StateFiles:
     def _newest_ledger(self, engine: str) -> tuple[int, burst.Ledger]:
         newest = (0, burst.Ledger())
         for folder in self._ledgers:
-            value = _read_json(folder / f"{engine}.json")
+            value = read_json(folder / f"{engine}.json")
             if value is None:
                 continue
             revision = value.get("revision")
@@ -209,7 +209,8 @@ def _read(path: Path) -> str | None:
         os.close(fd)
 
 
-def _read_json(path: Path) -> Mapping[str, object] | None:
+def read_json(path: Path) -> Mapping[str, object] | None:
+    """A small file's JSON object; None when there is none, or when it is damaged or no file."""
     text = _read(path)
     try:
         value = None if text is None else json.loads(text)

@@ -167,6 +167,14 @@ class Systemd(ServiceManager):
         """Queue a restart job; as `start`."""
         return str(self._call("RestartUnit", unit, "replace"))
 
+    def kill_main(self, unit: str, number: int) -> None:
+        """Send a signal to the unit's main process; that queues no job.
+
+        Raises:
+            BusError: systemd refuses or does not answer.
+        """
+        self._call("KillUnit", unit, "main", int(number))
+
     def reset_failed(self, unit: str) -> None:
         """Forget a failure and the start limit's count; nothing to forget is no error.
 

@@ -15,6 +15,7 @@ from sparkd.core.config_model import (
     Credential,
     EngineConfig,
     GuardPolicy,
+    HangPolicy,
     HostConfig,
     ListenAddress,
     ReadyPolicy,
@@ -190,7 +191,12 @@ def _build(
             warmup=_warmup(values["ready.warmup"], draft.document.section("serve")),
             expect_version=values.get("ready.expect-version"),
         ),
-        hang_mode=values["hang.mode"],
+        hang=HangPolicy(
+            values["hang.mode"],
+            values["hang.after"],
+            values["hang.act-after"],
+            values["hang.canary"],
+        ),
         memory_max=values.get("memory.max"),
     )
 

@@ -129,6 +129,16 @@ class Credential:
 
 
 @dataclass(frozen=True, slots=True)
+class HangPolicy:
+    """When a serving engine counts as hung, and what follows; `canary_seconds` 0: never ask."""
+
+    mode: HangMode
+    after_seconds: int
+    act_after_seconds: int
+    canary_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReadyPolicy:
     """When an engine counts as ready."""
 
@@ -166,7 +176,7 @@ class EngineConfig:
     env: tuple[tuple[str, str], ...]
     credentials: tuple[Credential, ...]
     ready: ReadyPolicy
-    hang_mode: HangMode
+    hang: HangPolicy
     memory_max: MemoryLimit | None
 
     @property

@@ -30,7 +30,9 @@ class UnitAtEnd(NamedTuple):
 
 
 DAEMON = "sparkd"
-"""The finder of a finding that explains why sparkd itself ended the process."""
+"""The finder of a finding that says why the daemon ended a process that does not serve."""
+ENDED_IT = frozenset({DAEMON, "memory-guard"})
+"""Whose finding is the cause of the end: they ended the process themselves."""
 
 
 class Finding(NamedTuple):
@@ -140,7 +142,7 @@ def explain(verdict: Verdict, finding: Finding | None, *, requested: bool) -> Ex
     )
     if requested or finding is None or not finding.cls:
         return from_log
-    if finding.helper == DAEMON:
+    if finding.helper in ENDED_IT:
         if finding.cls == verdict.cls:
             return from_log._replace(reason=finding.reason)
         return Explanation(finding.cls, finding.reason, finding.permanent)

@@ -27,6 +27,9 @@ class Event(StrEnum):
     STORM = "5b0f6a1c9d3e4c0b8a2f7e6d1c4b9a11"
     STORM_OVER = "5b0f6a1c9d3e4c0b8a2f7e6d1c4b9a12"
     MEMORY_GUARD = "5b0f6a1c9d3e4c0b8a2f7e6d1c4b9a13"
+    STALLED = "5b0f6a1c9d3e4c0b8a2f7e6d1c4b9a21"
+    RECOVERED = "5b0f6a1c9d3e4c0b8a2f7e6d1c4b9a22"
+    ENDED_BY_SPARKD = "5b0f6a1c9d3e4c0b8a2f7e6d1c4b9a23"
 
 
 ENGINE = "SPARKD_ENGINE"

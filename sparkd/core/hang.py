@@ -95,6 +95,36 @@ class Progress(NamedTuple):
     reason: str = ""
 
 
+class Shown(NamedTuple):
+    """What is shown of one engine, over its invocations since the daemon came up."""
+
+    last_progress: float
+    """Seconds since the epoch; when nothing moved yet, when it was first seen to serve."""
+    stalled_since: float | None = None
+    """Seconds since the epoch."""
+    trouble: str = ""
+    """Why it does not count as serving although its process lives; '' when it does."""
+    stalled_seconds: float = 0.0
+    longest_stall: float = 0.0
+    """Seconds of the longest stall that ended by itself; 0 for none."""
+    lines_dropped: int = 0
+    """Log lines passed over because there were too many."""
+    excuse: str = ""
+    """Why standing still is no stall now."""
+
+
+def to_json(shown: Shown) -> dict[str, object]:
+    """The shape of an engine's `progress` in `sparkctl status --json`."""
+    return {
+        "last_progress": round(shown.last_progress, 3),
+        "stalled_since": shown.stalled_since,
+        "stalled_seconds_total": round(shown.stalled_seconds, 1),
+        "longest_recovered_stall_seconds": round(shown.longest_stall, 1),
+        "log_lines_dropped": shown.lines_dropped,
+        "excuse": shown.excuse or None,
+    }
+
+
 class Event(StrEnum):
     """What a look brought about."""
 

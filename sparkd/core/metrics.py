@@ -89,6 +89,7 @@ def families(snapshot: Snapshot) -> list[Family]:
         *_about_host(status),
         *_about_guards(status.facts.host.guards),
         *_about_engines(status),
+        *_about_progress(status),
         *_about_deaths(snapshot),
         *_about_alerts(snapshot.alerts),
     ]
@@ -208,6 +209,26 @@ def _about_engines(status: Status) -> Iterator[Family]:
     )
 
 
+def _about_progress(status: Status) -> Iterator[Family]:
+    watched = [(e, e.facts.progress) for e in status.engines]
+    seen = [(engine, shown) for engine, shown in watched if shown is not None]
+    yield _per_engine(
+        "sparkd_engine_last_progress_time_seconds",
+        "When tokens were last seen to flow, or the engine first to serve, Unix time.",
+        [(engine, shown.last_progress) for engine, shown in seen if shown.last_progress],
+    )
+    yield _counted(
+        "sparkd_engine_stalled_seconds_total",
+        "Time without progress although there was work, as far as it was seen.",
+        [(engine, shown.stalled_seconds) for engine, shown in seen],
+    )
+    yield _counted(
+        "sparkd_engine_log_lines_dropped_total",
+        "Log lines of a serving engine that were passed over because there were too many.",
+        [(engine, float(shown.lines_dropped)) for engine, shown in seen],
+    )
+
+
 def _info(engine: EngineStatus) -> Sample:
     facts = engine.facts
     unit = f"vllm-{facts.name}.service" if facts.unit is None else facts.unit.unit
@@ -266,6 +287,11 @@ def _gauge(name: str, text: str, labels: tuple[str, ...], samples: list[Sample])
 
 def _one(name: str, text: str, value: float) -> Family:
     return _gauge(name, text, (), [Sample((), float(value))])
+
+
+def _counted(name: str, text: str, values: list[tuple[EngineStatus, float]]) -> Family:
+    samples = tuple(Sample((engine.name,), value) for engine, value in values)
+    return Family(name, Type.COUNTER, text, ("engine",), samples)
 
 
 def _per_engine(name: str, text: str, values: list[tuple[EngineStatus, float]]) -> Family:

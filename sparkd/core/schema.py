@@ -157,6 +157,11 @@ def _warmup(value: object) -> Warmup:
     return warmup
 
 
+def _canary(value: object) -> int:
+    """Seconds; 0 for "off"."""
+    return 0 if value == "off" else int(_duration(5, 86_400)(value))
+
+
 def _hang_mode(value: object) -> HangMode:
     return HangMode(_string(value))
 
@@ -330,8 +335,22 @@ SETTINGS: Sequence[Setting] = (
             "vLLM's /version must report exactly this: the name of a tag or directory is only a"
             " claim.", _matching(_VERSION)),
     Setting(ENGINE, "hang", "mode", "string", '"observe"', 'must be "off", "observe" or "act"',
-            "What to do about an engine that makes no progress. Checked now, used by a later"
-            " version.", _hang_mode),
+            "What to do about a serving engine that makes no progress although there is work: do"
+            " not look, only say so, or end it so that it is restarted. See docs/watching.md.",
+            _hang_mode),
+    Setting(ENGINE, "hang", "after", "duration", '"5m"',
+            'must be a duration from "5s" to "1d"',
+            "Time without progress, with work there, after which the engine is shown as `stalled`.",
+            _duration(5, 86_400)),
+    Setting(ENGINE, "hang", "act-after", "duration", '"45m"',
+            'must be a duration from "5s" to "1d"',
+            "With mode \"act\": such time after which the engine is ended. It becomes longer by"
+            " itself when the engine has recovered from longer stalls; those of up to 28 minutes"
+            " have been reported.", _duration(5, 86_400)),
+    Setting(ENGINE, "hang", "canary", 'duration or "off"', '"10m"',
+            'must be "off" or a duration from "5s" to "1d"',
+            "An engine in which nothing has moved for so long is asked for one token. `\"off\"`:"
+            " never; a hang that began while it was idle then stays unseen.", _canary),
     Setting(ENGINE, "memory", "max", "size or percentage", None, _LIMIT_RULE,
             "`MemoryMax=` of this engine in place of the host's.", _limit),
     Setting(ENGINE, "lint", "ignore", "table", "{}", _IGNORE_RULE,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sparkd.core import burst, config_state, end_of_life, guards, slot, unit_state
+from sparkd.core import burst, config_state, end_of_life, guards, hang, slot, unit_state
 from sparkd.core.config_state import ConfigFacts, ConfigJudgement
 from sparkd.core.end_of_life import Record
 from sparkd.core.guards import GuardFacts
@@ -58,6 +58,8 @@ class EngineFacts(NamedTuple):
     model: str | None = None
     last: Record | None = None
     boot: Boot | None = None
+    progress: hang.Shown | None = None
+    """Only the daemon watches it."""
 
 
 class Facts(NamedTuple):
@@ -153,7 +155,8 @@ def _judgement(facts: Facts, engine: EngineFacts, seen: unit_state.Slot) -> Judg
         # Nothing was ever seen: the only state that claims nothing about a running process.
         blind = facts.blind or "it has not answered yet"
         return Judgement(State.STOPPED, f"unknown, cannot see systemd: {blind}")
-    known = unit_state.judge(engine.unit, engine.ledger, engine.last, seen)
+    trouble = "" if engine.progress is None else engine.progress.trouble
+    known = unit_state.judge(engine.unit, engine.ledger, engine.last, seen, trouble=trouble)
     if not facts.blind:
         return known
     age = burst.seconds_text(max(0.0, facts.now.wall - facts.seen_at))
@@ -233,6 +236,7 @@ def _engine_json(facts: Facts, engine: EngineStatus) -> dict[str, object]:
         },
         "last_death": None if known.last is None else death_json(known.last),
         "boot": None if known.boot is None else _boot_json(known.boot),
+        "progress": None if known.progress is None else hang.to_json(known.progress),
         "enabled": unit.unit_file_state or None,
         "drop_ins": list(unit.drop_ins),
     }

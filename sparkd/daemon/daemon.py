@@ -35,6 +35,7 @@ from sparkd.daemon.manager import Manager
 from sparkd.daemon.orders import Orders
 from sparkd.daemon.projector import Projector
 from sparkd.daemon.supervisor import Supervisor
+from sparkd.daemon.watching import Watcher
 from sparkd.daemon.worker import Done, Results, Worker
 
 DEFAULT_LISTEN = ListenAddress("127.0.0.1", 9837)
@@ -95,6 +96,11 @@ class Daemon:
             f"{places.state}/alerts.db", f"{places.run}/alerts.db", f"{places.run}/alerts.lock"
         )
         self._alerter = Alerter(self._database, self._post, alert_places)
+        self._watcher = Watcher(
+            self._supervisor, self._systemd, files, self._loop, self._results,
+            state=Path(places.state),
+        )  # fmt: skip
+        self._supervisor.show_progress(self._watcher.shown)
         self._manager = Manager(
             self._supervisor, self._orders, self._systemd, files, self._database, self._alerter,
             paths=paths, storage=self._storage, hands=self._hands,
@@ -148,6 +154,7 @@ class Daemon:
         self._guard.close(GOODBYE_S)
         self._storage.close(GOODBYE_S)
         self._hands.close(GOODBYE_S)
+        self._watcher.close()
         self._post.close(GOODBYE_S)
         if self._metrics is not None:
             self._metrics.close()
@@ -182,6 +189,7 @@ class Daemon:
             Alerts(figures.totals, figures.queued, in_memory),
             projection_failed=self._projector.failing,
         )
+        self._watcher.adjust()
         self._configure_alerts()
         self._alerter.watch(self._supervisor.status, self._storage)
         self._alerter.pump()

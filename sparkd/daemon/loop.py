@@ -48,6 +48,10 @@ class Loop:
             self._hurry.set_ready_time(GLib.get_monotonic_time() + HURRY_MS * 1000)
         self._hurry_until = time.monotonic() + HURRY_S
 
+    def every(self, callback: Callable[[], None]) -> "Pace":
+        """A timer that rests until it is given a pace."""
+        return Pace(_guarded(callback))
+
     def watch(self, fd: int, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back whenever the descriptor is readable.
 
@@ -88,6 +92,31 @@ class Loop:
             self._hurry.set_ready_time(-1)
             self._hurry_until = 0.0
         return _guarded(self._on_wake)()
+
+
+class Pace:
+    """Calls back at a pace that can be changed, or rests."""
+
+    def __init__(self, callback: Callable[[], bool]) -> None:
+        self._callback = callback
+        self._seconds: float | None = None
+        self._source: GLib.Source | None = None
+
+    def set(self, seconds: float | None) -> None:
+        """Call back every so many seconds from now on; None rests. The same pace changes nothing.
+
+        A source is made anew for each new pace, which is rare.
+        """
+        if seconds == self._seconds:
+            return
+        self._seconds = seconds
+        if self._source is not None:
+            self._source.destroy()
+            self._source = None
+        if seconds is not None:
+            self._source = GLib.timeout_source_new(int(seconds * 1000))
+            self._source.set_callback(lambda *_: self._callback())
+            self._source.attach(None)
 
 
 def _guarded(callback: Callable[[], None]) -> Callable[[], bool]:

@@ -13,6 +13,7 @@ from sparkd.core import darkness
 from sparkd.core import status as core_status
 from sparkd.core.darkness import Darkness
 from sparkd.core.end_of_life import Record
+from sparkd.core.hang import Shown
 from sparkd.core.metrics import Alerts, Snapshot, Totals
 from sparkd.core.projection import Entry
 from sparkd.core.status import Boot, Status
@@ -31,6 +32,7 @@ class Supervisor:
         self._dark: Mapping[str, float] = {}
         self._snapshot: Snapshot | None = None
         self._publish: Callable[[Snapshot], None] = lambda _snapshot: None
+        self._watched: Callable[[], Mapping[str, Shown]] = dict
 
     @property
     def status(self) -> Status:
@@ -43,6 +45,10 @@ class Supervisor:
     def observer(self) -> Observer:
         """The eyes."""
         return self._observer
+
+    def show_progress(self, watched: Callable[[], Mapping[str, Shown]]) -> None:
+        """Ask this for the progress of each engine, from now on."""
+        self._watched = watched
 
     def publish_to(self, publish: Callable[[Snapshot], None]) -> None:
         """Also hand every snapshot to this, from now on."""
@@ -80,6 +86,9 @@ class Supervisor:
         """Look again at what may have changed, and publish."""
         self._observer.look()
         facts = self._observer.facts(History(self._deaths, self._boots))
+        watched = self._watched()
+        engines = [e._replace(progress=watched.get(e.name)) for e in facts.engines]
+        facts = facts._replace(engines=engines)
         status = core_status.build(facts)
         self._say(status)
         self._dark = darkness.shown(dark, facts.now.wall, self._dark)

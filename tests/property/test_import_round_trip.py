@@ -16,7 +16,7 @@ from sparkd.core.units import HostFacts, render
 
 HOST = HostFacts(has_swap=True)
 # What a unit does not carry: it is the daemon's or the first apply's business.
-NOT_IN_A_UNIT = {"autostart": True, "hang_mode": None, "source": ""}
+NOT_IN_A_UNIT = {"autostart": True, "hang": None, "source": ""}
 
 TEXT = st.text(
     st.one_of(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from sparkd.core.config import Config, ConfigErrors, Source, load
-from sparkd.core.config_model import HangMode, ListenAddress, Warmup
+from sparkd.core.config_model import HangMode, HangPolicy, ListenAddress, Warmup
 from sparkd.core.quantities import MemoryLimit
 
 GIB = 1 << 30
@@ -94,7 +94,7 @@ def test_the_documented_example() -> None:
     ]
     assert nemotron.ready.budget_seconds == 1080
     assert nemotron.ready.expect_version == "0.27.1"
-    assert nemotron.hang_mode is HangMode.OBSERVE
+    assert nemotron.hang == HangPolicy(HangMode.OBSERVE, 300, 2700, 600)
 
 
 def test_defaults() -> None:
@@ -111,7 +111,7 @@ def test_defaults() -> None:
     assert m.served_names == ("org/m",)
     assert m.ready.budget_seconds == 1080
     assert m.ready.warmup is Warmup.AUTO
-    assert m.hang_mode is HangMode.OBSERVE
+    assert m.hang.mode is HangMode.OBSERVE
 
 
 def test_engines_come_in_the_order_of_starting() -> None:
