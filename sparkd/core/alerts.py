@@ -161,7 +161,7 @@ def of_death(record: Record, policy: Policy) -> Alert | None:
         id=alert_id("end", record.engine, record.invocation_id),
         kind=kind,
         engine=record.engine,
-        subject=record.invocation_id if held else record.cls,
+        subject=record.invocation_id if held else said(record.cls),
         time=record.time,
         title=f"{record.engine} died{when}{ending}: {said(record.cls)}",
         reason=said(record.reason),
