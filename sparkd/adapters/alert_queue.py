@@ -137,7 +137,7 @@ class AlertQueue:
             since = float(db.execute("SELECT value FROM meta WHERE key = 'since'").fetchone()[0])
             count = 0
             for alert in arriving:
-                if alert.time < since and alert.kind is not alerts.Kind.TEST:
+                if alert.time <= since and alert.kind is not alerts.Kind.TEST:
                     continue
                 count += self._enter_one(db, alert, destinations, policy, now)
             count += self._summarise(db, destinations, policy, now)
@@ -450,7 +450,9 @@ def _forget(db: sqlite3.Connection) -> None:
         db.execute("DELETE FROM alerts WHERE id = ?", (identity,))
     newest = max((float(time) for _, time in rows), default=0.0)
     db.execute(
-        "UPDATE meta SET value = ?1 WHERE key = 'since' AND CAST(value AS REAL) < ?1", (newest,)
+        # As Python's text of it: SQLite's own has two digits less, and would let the newest back in.
+        "UPDATE meta SET value = ?1 WHERE key = 'since' AND CAST(value AS REAL) < ?2",
+        (repr(newest), newest),
     )
 
 

@@ -80,9 +80,8 @@ def raw_server(behave: Callable[[socket.socket], None]) -> Iterator[str]:
 
 
 def _handle(behave: Callable[[socket.socket], None], peer: socket.socket) -> None:
-    with peer:
-        with suppress(OSError):
-            behave(peer)
+    with peer, suppress(OSError):
+        behave(peer)
 
 
 def closed_port() -> int:
