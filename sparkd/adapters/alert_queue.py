@@ -450,7 +450,7 @@ def _forget(db: sqlite3.Connection) -> None:
         db.execute("DELETE FROM alerts WHERE id = ?", (identity,))
     newest = max((float(time) for _, time in rows), default=0.0)
     db.execute(
-        # As Python's text of it: SQLite's own has two digits less, and would let the newest back in.
+        # As Python writes it: SQLite writes two digits less, and would let the newest back in.
         "UPDATE meta SET value = ?1 WHERE key = 'since' AND CAST(value AS REAL) < ?2",
         (repr(newest), newest),
     )

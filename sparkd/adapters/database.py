@@ -20,7 +20,7 @@ from sparkd.core import darkness, end_of_life
 from sparkd.core.darkness import Darkness, Stopped
 from sparkd.core.end_of_life import Record
 from sparkd.core.metrics import Totals
-from sparkd.core.projection import Applied, Entry, Gap, record_from_json
+from sparkd.core.projection import Applied, Entry, Gap, Stall, record_from_json
 from sparkd.core.status import Boot, boot_from_json
 
 PATH = "/var/lib/sparkd/sparkd.db"
@@ -148,11 +148,21 @@ class Reader:
         boots = (boot_from_json(json.loads(row[0])) for row in rows)
         return {boot.engine: boot for boot in boots if boot is not None}
 
+    def boot_records(self) -> dict[str, dict[str, object]]:
+        """All that the readiness gate wrote down of the last start of each engine."""
+        rows = self._connection.execute(
+            "SELECT engine, record FROM boots AS b WHERE id = (SELECT id FROM boots"
+            " WHERE engine = b.engine ORDER BY time DESC, id DESC LIMIT 1)"
+        )
+        values = ((engine, json.loads(text)) for engine, text in rows)
+        return {engine: value for engine, value in values if isinstance(value, dict)}
+
     def find(self, identity: str) -> list[Detail]:
         """The ends of life with this row number, or whose invocation begins so; at most ten."""
         rows = self._connection.execute(
             "SELECT id, record, dark_seconds FROM incidents WHERE"
-            " (?2 AND id = CAST(?1 AS INTEGER)) OR substr(invocation_id, 1, length(?1)) = ?1"
+            " CASE WHEN ?2 THEN id = CAST(?1 AS INTEGER)"
+            " ELSE substr(invocation_id, 1, length(?1)) = ?1 END"
             " ORDER BY time DESC, id DESC LIMIT 10",
             (identity, identity.isdigit() and len(identity) < 8),
         ).fetchall()
@@ -255,7 +265,7 @@ def _enter(connection: sqlite3.Connection, entry: Entry) -> bool:
         case Stopped() as stopped:
             _enter_darkness(connection, stopped)
             return True
-        case Gap():
+        case Gap() | Stall():
             return False
 
 

@@ -7,7 +7,7 @@ from sparkd.core import alerts, darkness
 from sparkd.core.alerts import Alert, Policy
 from sparkd.core.darkness import Darkness, Stopped
 from sparkd.core.end_of_life import Record
-from sparkd.core.projection import Entry, Gap
+from sparkd.core.projection import Entry, Gap, Stall
 from sparkd.core.status import Boot, Status
 from sparkd.core.unit_state import State
 
@@ -37,6 +37,12 @@ def from_events(
                 found.append(alerts.of_death(row, policy))
             elif isinstance(row, Boot):
                 found += _of_boot(row, before, starts.get(row.engine, ()))
+        elif isinstance(row, Stall):
+            found.append(
+                alerts.of_stall(
+                    row.engine, row.invocation_id, row.time, row.reason, is_over=row.is_over
+                )
+            )
         elif isinstance(row, Gap):
             found.append(alerts.of_journal_gap(row.time, row.reason))
     return [alert for alert in found if alert is not None]

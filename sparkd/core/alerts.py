@@ -186,6 +186,25 @@ def of_recovery(engine: str, invocation_id: str, ready_at: float, dark_s: float)
     )
 
 
+def of_stall(engine: str, invocation_id: str, at: float, reason: str, *, is_over: bool) -> Alert:
+    """An engine makes no progress while it has work, or moves again by itself."""
+    step = (
+        f"sparkctl status {engine} shows its progress; sparkctl restart {engine} ends the stall."
+        " Many stalls end by themselves."
+    )
+    return Alert(
+        id=alert_id("moves" if is_over else "stalled", engine, f"{invocation_id}/{at:.6f}"),
+        kind=Kind.RECOVERED if is_over else Kind.STALLED,
+        engine=engine,
+        subject="stall" if is_over else "",
+        time=at,
+        title=f"{engine} moves again" if is_over else f"{engine} makes no progress",
+        reason=said(reason),
+        next_step="" if is_over else step,
+        invocation_id=invocation_id,
+    )
+
+
 def of_slow_start(
     engine: str, invocation_id: str, at: float, seconds: float, budget: float
 ) -> Alert:

@@ -34,7 +34,17 @@ class Gap(NamedTuple):
     reason: str
 
 
-Row = Record | Boot | Applied | Stopped | Gap
+class Stall(NamedTuple):
+    """An engine makes no progress, or makes it again by itself."""
+
+    engine: str
+    invocation_id: str
+    time: float
+    reason: str
+    is_over: bool
+
+
+Row = Record | Boot | Applied | Stopped | Gap | Stall
 
 
 class Entry(NamedTuple):
@@ -58,9 +68,19 @@ def project(fields: Mapping[str, str]) -> Entry | None:
         case Event.OPERATOR if fields.get("SPARKD_VERB") == "stop":
             engine = fields.get(events.ENGINE, "")
             return Entry(Stopped(engine, _realtime(fields)), "") if engine else None
+        case Event.STALLED | Event.RECOVERED as kind:
+            return _stall(fields, is_over=kind == Event.RECOVERED)
         case Event.JOURNAL_GAP:
             return Entry(Gap(_realtime(fields), fields.get(events.REASON, "")), "")
     return None
+
+
+def _stall(fields: Mapping[str, str], *, is_over: bool) -> Entry | None:
+    engine, invocation = fields.get(events.ENGINE, ""), fields.get(events.INVOCATION_ID, "")
+    if not engine or not invocation:
+        return None
+    reason = fields.get(events.REASON, "")
+    return Entry(Stall(engine, invocation, _realtime(fields), reason, is_over), "")
 
 
 def _realtime(fields: Mapping[str, str]) -> float:

@@ -10,7 +10,7 @@ from sparkd.core.alerts import Admission, Kind, Past, Policy
 from sparkd.core.config import ConfigErrors, Source, load
 from sparkd.core.config_model import AlertFormat
 from sparkd.core.darkness import Darkness, Stopped
-from sparkd.core.projection import Entry, Gap
+from sparkd.core.projection import Entry, Gap, Stall
 from sparkd.core.status import Boot
 from sparkd.core.status import build as build_status
 from sparkd.core.unit_state import State
@@ -74,6 +74,14 @@ def test_ready_again_tells_how_long_it_was_dark():
     assert alert.reason == "It was not available for 13 min."
     assert made(Boot("a", "2" * 32, AT, 30.0)) == []
     assert made(Boot("b", "2" * 32, AT, 30.0), dark={"a": Darkness(0.0, AT)}) == []
+
+
+def test_a_stall_and_its_end_are_told():
+    first = Stall("a", "1" * 32, AT, "no token for 30 min", is_over=False)
+    stalled, again = made(first, first._replace(time=AT + 900, is_over=True))
+    assert (stalled.kind, stalled.title) == (Kind.STALLED, "a makes no progress")
+    assert stalled.is_urgent
+    assert (again.kind, again.title) == (Kind.RECOVERED, "a moves again")
 
 
 def test_a_gap_in_the_journal_is_told():

@@ -15,6 +15,7 @@ import pytest
 
 from sparkd.adapters import database
 from sparkd.adapters.database import Database, DatabaseError, open_database, reader
+from sparkd.core.darkness import Darkness, Stopped
 from sparkd.core.metrics import Totals
 from sparkd.core.projection import Applied, Entry
 from sparkd.core.status import Boot
@@ -238,3 +239,79 @@ def test_a_database_in_memory_works_like_one_on_disk() -> None:
     db = database.open_in_memory()
     assert db.take_in([death(1)], "c") == 1
     assert db.cursor() == "c"
+
+
+# how long an engine was dark
+
+
+def stop(at: float) -> Entry:
+    return Entry(Stopped("a", at), "")
+
+
+def test_overlapping_darkness_counts_once_and_survives(db: Database, path: str) -> None:
+    db.take_in([death(1), death(5)], "c1")
+    assert db.darkness() == {"a": Darkness(0.0, NOW.wall + 1)}
+    db.close()
+    again = open_database(path)
+    again.take_in([boot(9, NOW.wall + 65), boot(9, NOW.wall + 65)], "c2")
+    assert again.darkness() == {"a": Darkness(64.0, None)}
+    again.close()
+
+
+def test_an_order_to_stop_ends_the_darkness(db: Database) -> None:
+    db.take_in([death(1), stop(NOW.wall + 11), boot(9, NOW.wall + 900)], "c")
+    assert db.darkness() == {"a": Darkness(10.0, None)}
+    assert db.incidents(1)[0].dark_seconds == 10
+
+
+def test_events_that_are_read_twice_make_no_second_darkness(db: Database) -> None:
+    entries = [death(1), boot(2, NOW.wall + 31)]
+    db.take_in(entries, "c")
+    db.take_in(entries, "c")
+    assert db.darkness() == {"a": Darkness(30.0, None)}
+
+
+def test_a_database_of_version_1_is_brought_up_to_date(db: Database, path: str) -> None:
+    db.take_in([death(1), death(5), boot(9, NOW.wall + 65), death(70)], "c")
+    expected = db.darkness()
+    db.close()
+    with sqlite3.connect(path) as old:
+        old.execute("DROP TABLE dark")
+        old.execute("PRAGMA user_version = 1")
+    again = open_database(path)
+    assert again.darkness() == expected == {"a": Darkness(64.0, NOW.wall + 70)}
+    assert len(again.incidents(10)) == 3
+    again.close()
+
+
+# one incident
+
+
+def test_an_incident_is_found_by_its_number_and_by_its_invocation(db: Database) -> None:
+    rows = [record(invocation=f"{letter * 8}{n:024x}", time=NOW.wall + n, cls="oom")
+            for n, letter in enumerate("a2ca")]  # fmt: skip
+    db.take_in([Entry(row, database.to_text(row)) for row in rows], "c")
+    (found,) = db.find("2")
+    assert found.incident.record == rows[1]
+    assert [d.incident.record for d in db.find("22222222")] == [rows[1]]
+    assert len(db.find("aaaaaaaa")) == 2
+    assert [d.incident.record for d in db.find(rows[3].invocation_id)] == [rows[3]]
+    assert db.find("99") == db.find("ffffffff") == []
+    (last,) = db.find(rows[3].invocation_id)
+    assert (last.earlier, last.last_earlier) == (3, NOW.wall + 2)
+
+
+def test_an_incident_knows_its_own_start_and_the_next(db: Database) -> None:
+    db.take_in([boot(1, NOW.wall), death(1), boot(2, NOW.wall + 61)], "c")
+    (found,) = db.find(f"{1:032x}")
+    assert found.boot is not None
+    assert found.boot["seconds"] == 30.0
+    assert found.next_boot is not None
+    assert found.next_boot.time == NOW.wall + 61
+    assert (found.earlier, found.last_earlier) == (0, None)
+
+
+def test_earlier_starts_are_newest_first_without_the_one_in_question(db: Database) -> None:
+    db.take_in([boot(n, NOW.wall + n) for n in range(1, 5)], "c")
+    assert db.starts("a", before=f"{4:032x}", limit=2) == [(30.0, ""), (30.0, "")]
+    assert db.starts("b", before="") == []
