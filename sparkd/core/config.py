@@ -103,6 +103,7 @@ def _host(document: Document) -> HostConfig | None:
             values["compile.max_jobs"],
             values["compile.nvcc_threads"],
             values["compile.inductor_threads"],
+            values["compile.everywhere"],
         ),
         memory_high=values.get("memory.high"),
         memory_max=values["memory.max"],
@@ -188,6 +189,7 @@ def _build(
         credentials=credentials,
         ready=ReadyPolicy(
             budget_seconds=values["ready.budget"],
+            cold_budget_seconds=values.get("ready.cold-budget", 2 * values["ready.budget"]),
             warmup=_warmup(values["ready.warmup"], draft.document.section("serve")),
             expect_version=values.get("ready.expect-version"),
         ),

@@ -33,6 +33,8 @@ class CompileCaps:
     max_jobs: int
     nvcc_threads: int
     inductor_threads: int
+    everywhere: bool = True
+    """Whether login shells, system services and user services get the caps as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,8 @@ class ReadyPolicy:
     """When an engine counts as ready."""
 
     budget_seconds: int
+    cold_budget_seconds: int
+    """Of a start that has to compile what an earlier one would have left in the caches."""
     warmup: Warmup
     expect_version: str | None
 

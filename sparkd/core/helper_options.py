@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command lines of the helpers in an engine's unit: the one place that knows their options."""
 
-from sparkd.core.config_model import EngineConfig, RestartPolicy
+from sparkd.core.config_model import EngineConfig, HostConfig, RestartPolicy
 
 API_KEY_VARIABLE = "VLLM_API_KEY"
 
@@ -12,7 +12,7 @@ class Expanded(str):
     __slots__ = ()
 
 
-def await_slot_argv(engine: EngineConfig, restart: RestartPolicy) -> list[str]:
+def await_slot_argv(engine: EngineConfig, host: HostConfig) -> list[str]:
     """Return the options of await-slot (ExecStartPre=)."""
     return [
         f"--engine={engine.name}",
@@ -24,8 +24,11 @@ def await_slot_argv(engine: EngineConfig, restart: RestartPolicy) -> list[str]:
         f"--model={engine.model}",
         f"--user={engine.user}",
         f"--memory-utilization={engine.memory_utilization!r}",
-        f"--burst={restart.burst}",
-        f"--window={restart.window_seconds}",
+        f"--reserve={host.reserve}",
+        f"--max-jobs={host.compile.max_jobs}",
+        f"--job-memory={host.guards.job_memory}",
+        f"--burst={host.restart.burst}",
+        f"--window={host.restart.window_seconds}",
     ]
 
 
@@ -41,6 +44,7 @@ def await_ready_argv(engine: EngineConfig) -> list[str]:
         f"--port={engine.port}",
         *(f"--served-name={name}" for name in engine.served_names),
         f"--budget={ready.budget_seconds}",
+        f"--cold-budget={ready.cold_budget_seconds}",
         f"--warmup={ready.warmup}",
     ]
     if ready.expect_version is not None:

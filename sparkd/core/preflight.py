@@ -7,6 +7,8 @@ waited for; one that it cannot (no such executable) holds the engine at once.
 
 from typing import NamedTuple
 
+from sparkd.core import admission
+
 GIB = 1024**3
 DEFAULT_UTILIZATION = 0.92
 """vLLM's own default for --gpu-memory-utilization (0.32, read in its source); 0.9 in older ones."""
@@ -30,7 +32,11 @@ class Facts(NamedTuple):
     memory_total: int = 0
     memory_available: int = 0
     memory_holders: tuple[str, ...] = ()
-    """The largest engine processes that belong to no running unit, for the message."""
+    """The processes that hold the most memory, engines first, for the message."""
+    need: admission.Need | None = None
+    """What this start takes at its peak; None where only vLLM's own check counts."""
+    reserve: int = 0
+    """`host.reserve` in bytes."""
     starts_held: str = ""
     """Why the memory guard holds all starts; '' when it does not."""
     home: str = ""
@@ -47,7 +53,7 @@ class Obstacle(NamedTuple):
 
 def obstacle(facts: Facts) -> Obstacle | None:
     """The first thing in the way: what cannot heal before what can."""
-    return _permanent(facts) or _held(facts) or _port(facts) or _memory(facts)
+    return _permanent(facts) or _never_fits(facts) or _held(facts) or _port(facts) or _memory(facts)
 
 
 def _permanent(facts: Facts) -> Obstacle | None:
@@ -80,15 +86,38 @@ def _port(facts: Facts) -> Obstacle | None:
     return Obstacle("port-in-use", f"port {facts.port} is still held by {holders}", permanent=False)
 
 
-def _memory(facts: Facts) -> Obstacle | None:
-    """The start check that vLLM makes itself: utilization x total must be available."""
-    need = facts.utilization * facts.memory_total
-    if need <= facts.memory_available:
+def _never_fits(facts: Facts) -> Obstacle | None:
+    refused = _refusal(facts)
+    if refused is None or not refused[1]:
         return None
-    reason = (
-        f"needs {need / GIB:.1f} GiB ({facts.utilization:g} of {facts.memory_total / GIB:.1f} GiB),"
-        f" {facts.memory_available / GIB:.1f} GiB is available"
-    )
+    return Obstacle("memory-never-enough", refused[0], permanent=True)
+
+
+def _refusal(facts: Facts) -> tuple[str, bool] | None:
+    if facts.need is None:
+        return None
+    return admission.refusal(facts.need, facts.memory_total, facts.memory_available, facts.reserve)
+
+
+def is_short(facts: Facts) -> bool:
+    """Whether memory is what stands in the way."""
+    return _memory(facts) is not None
+
+
+def _memory(facts: Facts) -> Obstacle | None:
+    """First the check that vLLM makes itself, then whether the start's peak leaves the reserve."""
+    claimed = facts.utilization * facts.memory_total
+    refused = _refusal(facts)
+    if claimed > facts.memory_available:
+        reason = (
+            f"vLLM will refuse to start: it needs {claimed / GIB:.1f} GiB ({facts.utilization:g} of"
+            f" {facts.memory_total / GIB:.1f} GiB),"
+            f" {facts.memory_available / GIB:.1f} GiB is available"
+        )
+    elif refused is not None:
+        reason = refused[0]
+    else:
+        return None
     if facts.memory_holders:
         reason += "; held by " + ", ".join(facts.memory_holders[:3])
     return Obstacle("memory-not-available", reason, permanent=False)

@@ -211,6 +211,10 @@ SETTINGS: Sequence[Setting] = (
             "must be an integer from 1 to 64",
             "`TORCHINDUCTOR_COMPILE_THREADS`. vLLM 0.11 to 0.33 sets it to 1 itself at import; the"
             " cap is for torch programs that do not.", _integer(1, 64)),
+    Setting(HOST, "compile", "everywhere", "boolean", "true", "must be true or false",
+            "Whether `sparkctl apply` gives the caps to login shells, system services and user"
+            " services too, so that they hold for what somebody starts by hand. See"
+            " docs/launch-paths.md.", _boolean),
     Setting(HOST, "memory", "high", "size or percentage", None, _LIMIT_RULE,
             "`MemoryHigh=` of each engine. Used only on a host with swap: without swap an engine"
             " over it stalls instead of being slowed.", _limit),
@@ -326,6 +330,11 @@ SETTINGS: Sequence[Setting] = (
             'must be a duration from "5s" to "1d"',
             "Time from the start of `vllm serve` to ready; then the start has failed."
             " `TimeoutStartSec=` is derived from it and always longer.", _duration(5, 86_400)),
+    Setting(ENGINE, "ready", "cold-budget", "duration", None,
+            'must be a duration from "5s" to "1d"',
+            "The same for a cold start: the first one, or one after vLLM, torch, CUDA, the driver"
+            " or the engine's flags changed. Twice `budget` where it is not set.",
+            _duration(5, 86_400)),
     Setting(ENGINE, "ready", "warmup", "boolean or string", "true",
             'must be true, false, "completion", "embedding" or "score"',
             "The request that must be answered before the engine is ready; `true` chooses by the"

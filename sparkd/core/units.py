@@ -65,7 +65,7 @@ def units_enabled_when_new(config: Config) -> frozenset[str]:
 
 def start_timeout_seconds(engine: EngineConfig) -> int:
     """Return TimeoutStartSec=: always longer than the gate's budget, by a tenth or two minutes."""
-    budget = engine.ready.budget_seconds
+    budget = max(engine.ready.budget_seconds, engine.ready.cold_budget_seconds)
     return budget + max(_START_MARGIN_SECONDS, budget // 10)
 
 
@@ -148,7 +148,7 @@ def _process(engine: EngineConfig) -> Iterator[str]:
 def _commands(engine: EngineConfig, config: HostConfig, host: HostFacts) -> Iterator[str]:
     # "+": as root and outside the sandbox, for /proc, the journal and sparkd's own state.
     libexec = host.libexec
-    options = await_slot_argv(engine, config.restart)
+    options = await_slot_argv(engine, config)
     yield from _command("ExecStartPre", f"+{libexec}/await-slot", options)
     serve = [
         "serve", engine.model, "--host", engine.host, "--port", str(engine.port), *engine.serve,

@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from sparkd.adapters import clock, journal, notify, probe, proc, systemctl
+from sparkd.adapters import clock, journal, notify, probe, proc, starts, systemctl
 from sparkd.adapters.catalogue import load_catalogue
 from sparkd.adapters.state_files import StateFiles
-from sparkd.core import burst, events, gate
+from sparkd.core import admission, burst, events, gate
 from sparkd.core.boot import BootProgress, Phase
 from sparkd.core.classify import Classifier
 from sparkd.core.end_of_life import Finding
@@ -58,6 +58,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--host", default="127.0.0.1", help="address the engine listens on")
     p.add_argument("--served-name", action="append", required=True, metavar="NAME")
     p.add_argument("--budget", type=float, default=1080.0, metavar="SECONDS")
+    p.add_argument(
+        "--cold-budget", type=float, default=0.0, metavar="SECONDS", help="of a start that compiles"
+    )
     p.add_argument("--warmup", choices=sorted(gate.WARMUPS), default="auto")
     p.add_argument("--expect-version", default="", metavar="VERSION")
     p.add_argument(
@@ -77,18 +80,67 @@ def main(argv: list[str] | None = None) -> int:
     """
     options = parser().parse_args(argv)
     own_unit.end_well_when_stopped(options.unit, lambda: _insist(options.unit, options.pid))
+    foreseen = Foreseen(options)
+    options.budget = max(options.budget, options.cold_budget if foreseen.is_cold else 0.0)
     deadline = time.monotonic() + options.budget
     try:
         pidfd = os.pidfd_open(int(options.pid))
     except (ValueError, OverflowError, OSError):
         # ${MAINPID} is empty when the main process died before this command was started.
-        return _finish(options, GONE, BootProgress(), 0.0)
+        return _finish(options, GONE, BootProgress(), 0.0, foreseen)
     with os.fdopen(pidfd, "rb", buffering=0):
         if options.unit and _is_main_process(options.unit, options.pid) is False:
-            return _finish(options, GONE, BootProgress(), 0.0)
+            return _finish(options, GONE, BootProgress(), 0.0, foreseen)
         began = _started_at(int(options.pid))
-        wait = Gate(options, pidfd, deadline)
-        return _finish(options, wait.run(), wait.progress, began)
+        wait = Gate(options, pidfd, deadline, foreseen)
+        return _finish(options, wait.run(), wait.progress, began, foreseen)
+
+
+class Foreseen:
+    """What this start was admitted on, and what it really takes of memory, watched meanwhile."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._engine = options.engine
+        seen = starts.admitted(options.unit, own_unit.invocation_id()) if options.unit else None
+        self._fingerprint: admission.Fingerprint = {} if seen is None else seen[0]
+        self.outlook = None if seen is None else seen[1]
+        self._before = None if seen is None else seen[2]
+        self._least = proc.memory().available
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether it has to compile what an earlier start would have left in the caches."""
+        return self.outlook is not None and self.outlook.kind is admission.Kind.COLD
+
+    @property
+    def peak(self) -> int | None:
+        """By how much available memory fell at most, in bytes; None for a start from elsewhere."""
+        return None if self._before is None else max(0, self._before - self._least)
+
+    def sample(self) -> None:
+        """Look at the memory once more."""
+        self._least = min(self._least, proc.memory().available)
+
+    def learn(self) -> None:
+        """Remember the start, which became ready; a full disk must not fail it."""
+        if self.outlook is None or self.peak is None:
+            return
+        caches = starts.caches(os.environ.get("HOME", ""))
+        memory = admission.learn(
+            starts.known(self._engine), self._fingerprint, self.outlook.kind, self.peak, caches
+        )
+        with contextlib.suppress(OSError):
+            starts.remember(self._engine, memory)
+
+    def to_json(self) -> dict[str, object]:
+        """For the record of the start."""
+        if self.outlook is None:
+            return {"kind": None, "kind_reason": None, "memory_peak_gib": None}
+        return {
+            "kind": self.outlook.kind,
+            "kind_reason": self.outlook.reason or None,
+            "memory_peak_gib": round((self.peak or 0) / admission.GIB, 2),
+        }
 
 
 def _is_main_process(unit: str, pid: str) -> bool | None:
@@ -113,8 +165,11 @@ GONE = Result(Status.NOT_READY, "the main process is gone")
 class Gate:
     """One wait for one process."""
 
-    def __init__(self, options: argparse.Namespace, pidfd: int, deadline: float) -> None:
+    def __init__(
+        self, options: argparse.Namespace, pidfd: int, deadline: float, foreseen: Foreseen
+    ) -> None:
         self._options = options
+        self._foreseen = foreseen
         self._pid = int(options.pid)
         self._pidfd = pidfd
         self._deadline = deadline
@@ -231,6 +286,7 @@ class Gate:
         return bool(poll.poll(wait_s * 1000))
 
     def _tell(self, reason: str) -> None:
+        self._foreseen.sample()
         now = time.monotonic()
         loads = self.progress.phase is not Phase.READY and self.progress.status
         text = self.progress.status if loads else reason
@@ -241,7 +297,8 @@ class Gate:
         spent = budget - (self._deadline - now)
         # To the deadline and beyond: it is this program that ends the wait, not systemd.
         extend_s = self._deadline - now + 60.0
-        notify.status(f"{text} ({spent:.0f} s of {budget:.0f} s)", extend_s=extend_s)
+        kind = ", cold start" if self._foreseen.is_cold else ""
+        notify.status(f"{text} ({spent:.0f} s of {budget:.0f} s{kind})", extend_s=extend_s)
 
 
 def _insist(unit: str, pid: str) -> None:
@@ -294,7 +351,11 @@ def _started_at(pid: int) -> float:
 
 
 def _finish(
-    options: argparse.Namespace, result: Result, progress: BootProgress, began: float
+    options: argparse.Namespace,
+    result: Result,
+    progress: BootProgress,
+    began: float,
+    foreseen: Foreseen,
 ) -> int:
     now = clock.moment()
     seconds = now.boottime - began if began else 0.0
@@ -306,7 +367,7 @@ def _finish(
         own_unit.fail(f"not ready: {result.reason}")
         notify.status(f"not ready: {result.reason}")
     if options.unit:
-        _record(options, result, progress, seconds)
+        _record(options, result, progress, seconds, foreseen)
     return int(result.status)
 
 
@@ -318,7 +379,11 @@ def _remember(engine: str) -> None:
 
 
 def _record(
-    options: argparse.Namespace, result: Result, progress: BootProgress, seconds: float
+    options: argparse.Namespace,
+    result: Result,
+    progress: BootProgress,
+    seconds: float,
+    foreseen: Foreseen,
 ) -> None:
     invocation = own_unit.invocation_id()
     fields = {
@@ -329,6 +394,7 @@ def _record(
     }
     if result.status is Status.READY:
         _remember(options.engine)
+        foreseen.learn()
         facts = {
             "engine": options.engine,
             "unit": options.unit,
@@ -336,6 +402,7 @@ def _record(
             "time": clock.moment().wall,
             "seconds": round(seconds, 1),
             **progress.facts.to_json(),
+            **foreseen.to_json(),
         }
         facts["vllm_version"] = result.version or facts.get("vllm_version")
         fields[events.RECORD] = json.dumps(facts)

@@ -11,10 +11,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
-from sparkd.adapters import clock, journal, notify, proc, start_hold, systemctl
+from sparkd.adapters import clock, journal, notify, proc, start_hold, start_slot, starts
 from sparkd.adapters.state_files import StateFiles
-from sparkd.core import backoff, burst, events, preflight, slot
+from sparkd.core import admission, backoff, burst, events, preflight, slot
 from sparkd.core.end_of_life import Finding
 from sparkd.core.gate import Status
 from sparkd.helpers import unit as own_unit
@@ -41,6 +42,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--burst", type=int, default=3, help="see post-mortem")
     p.add_argument("--window", type=float, default=3600.0, metavar="SECONDS")
     p.add_argument("--memory-utilization", type=float, default=preflight.DEFAULT_UTILIZATION)
+    p.add_argument("--reserve", default="0", metavar="SIZE", help="bytes, or a share such as 16%%")
+    p.add_argument("--max-jobs", type=int, default=4, help="compilers of a cold start at a time")
+    p.add_argument("--job-memory", default="0", metavar="SIZE", help="what one of them takes")
     p.add_argument(
         "--obstacle-limit",
         type=float,
@@ -113,7 +117,8 @@ def _wait_for_turn(options: argparse.Namespace, files: StateFiles) -> int:
         options.order,
         time.clock_gettime(time.CLOCK_BOOTTIME),
     )
-    facts = _look_once(options)
+    start = _foresee(options)
+    facts = _look_once(options, start)
     obstacle_since: float | None = None
     said = ""
     while True:
@@ -128,7 +133,7 @@ def _wait_for_turn(options: argparse.Namespace, files: StateFiles) -> int:
         me = me._replace(blocked=_blocked(options, files, obstacle))
         decision = _try_to_take(files, me)
         if decision.take:
-            _admitted(options, me)
+            _admitted(options, me, start, facts)
             return int(Status.READY)
         if decision.reason != said:
             said = decision.reason
@@ -150,34 +155,39 @@ def _blocked(
 
 
 def _try_to_take(files: StateFiles, me: slot.Waiter) -> slot.Decision:
-    """Decide under the lock, so that two waiters cannot both find the slot free."""
-    with files.locked("slot"):
-        claim = files.claim()
-        others = [waiter for waiter in files.waiters() if waiter.unit != me.unit]
-        units = [claim.unit] if claim is not None else []
-        units += [waiter.unit for waiter in others]
-        phases = _phases(units)
-        holder = phases[0] if claim is not None else None
-        behind = phases[1:] if claim is not None else phases
-        decision = slot.decide(me, claim, holder, list(zip(others, behind, strict=True)))
-        if decision.take:
-            files.write_claim(slot.Claim(me.unit, me.invocation_id))
-            files.drop_waiter(me.unit)
-        else:
-            files.write_waiter(me)
-        return decision
+    return start_slot.try_to_take(files, me, lambda: slot.Claim(me.unit, me.invocation_id))
 
 
-def _phases(units: list[str]) -> list[slot.Phase | None]:
-    if not units:
-        return []
-    seen = systemctl.show(units, ["InvocationID", "SubState"])
-    if seen is None:
-        return [None] * len(units)
-    return [slot.Phase(row.get("InvocationID", ""), row.get("SubState", "")) for row in seen]
+class Start(NamedTuple):
+    """What is foreseen of this start."""
+
+    fingerprint: admission.Fingerprint
+    outlook: admission.Outlook
+    need: admission.Need
+    reserve: int
 
 
-def _look_once(options: argparse.Namespace) -> preflight.Facts:
+def _foresee(options: argparse.Namespace) -> Start:
+    home, cuda_home = os.environ.get("HOME", ""), os.environ.get("CUDA_HOME", "")
+    total = proc.memory().total
+    launch = os.environ.get("SPARKD_LAUNCH_HASH", "")
+    fingerprint = starts.fingerprint(options.executable, cuda_home, launch)
+    known = starts.known(options.engine)
+    outlook = admission.outlook(known, fingerprint, starts.caches(home))
+    compilers = 0
+    if starts.can_compile(cuda_home):
+        compilers = options.max_jobs * admission.size_of(options.job_memory, total)
+    estimate = admission.Estimate(
+        options.memory_utilization,
+        total,
+        starts.weights(options.model, home, os.environ.get("HF_HOME", "")),
+        compilers,
+    )
+    need = admission.need(known, fingerprint, outlook.kind, estimate)
+    return Start(fingerprint, outlook, need, admission.size_of(options.reserve, total))
+
+
+def _look_once(options: argparse.Namespace, start: Start) -> preflight.Facts:
     """What no waiting changes, and a first look at the rest."""
     home = os.environ.get("HOME", "")
     is_path = options.model.startswith("/")
@@ -191,6 +201,8 @@ def _look_once(options: argparse.Namespace) -> preflight.Facts:
         utilization=options.memory_utilization,
         home=home,
         home_writable=not home or bool(proc.usable_by(options.user, home, os.W_OK)),
+        need=start.need,
+        reserve=start.reserve,
     )
     return _look_again(options, lasting)
 
@@ -202,28 +214,35 @@ def _look_again(options: argparse.Namespace, facts: preflight.Facts) -> prefligh
     holders = tuple(map(str, proc.owners_of(inodes)))
     if inodes and not holders:
         holders = ("a process out of sight",)
-    short = options.memory_utilization * memory.total > memory.available
-    return facts._replace(
+    seen = facts._replace(
         port_holders=holders,
         starts_held=start_hold.reason(),
         memory_total=memory.total,
         memory_available=memory.available,
-        memory_holders=_engine_processes() if short else (),
+        memory_holders=(),
     )
+    short = preflight.is_short(seen)
+    return seen._replace(memory_holders=start_slot.memory_holders()) if short else seen
 
 
-def _engine_processes() -> tuple[str, ...]:
-    """The engine processes with the most resident memory, named for a person."""
-    found = [proc.process(pid) for pid in proc.pids()]
-    engines = [p for p in found if p.name.startswith("VLLM::")]
-    engines.sort(key=lambda p: proc.resident_bytes(p.pid), reverse=True)
-    return tuple(f"{p} {proc.resident_bytes(p.pid) / preflight.GIB:.1f} GiB" for p in engines[:3])
-
-
-def _admitted(options: argparse.Namespace, me: slot.Waiter) -> None:
+def _admitted(
+    options: argparse.Namespace, me: slot.Waiter, start: Start, facts: preflight.Facts
+) -> None:
     waited = time.clock_gettime(time.CLOCK_BOOTTIME) - me.since
-    text = f"takes the start slot after {waited:.1f} s"
-    notify.status("launching")
+    kind, why = start.outlook
+    text = f"takes the start slot after {waited:.1f} s; a {kind} start"
+    text += f" ({why})" if why else ""
+    text += f", {admission.gib(start.need.peak)} are expected to be taken ({start.need.origin})"
+    with contextlib.suppress(OSError):
+        # Without it the gate learns nothing of this start, which must not fail for that.
+        starts.admit(
+            options.unit,
+            me.invocation_id,
+            start.fingerprint,
+            start.outlook,
+            facts.memory_available,
+        )
+    notify.status(f"launching ({kind} start)")
     _send(events.Event.SLOT_TAKEN, options, text)
 
 

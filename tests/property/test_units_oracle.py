@@ -198,7 +198,7 @@ def test_everything_comes_back_byte_for_byte(
         ]  # fmt: skip
         assert command(text, "ExecStartPre") == [
             f"{LIBEXEC}/await-slot",
-            *unexpanded(await_slot_argv(engine, config.host.restart)),
+            *unexpanded(await_slot_argv(engine, config.host)),
         ]
         # ${MAINPID} alone is left for systemd to expand.
         assert command(text, "ExecStartPost") == [
@@ -227,7 +227,7 @@ def test_systemd_accepts_every_line_and_reads_the_settings_that_matter(oracle: O
         "NotifyAccess: all",
         "Restart: always",
         "RestartSec: 5s",
-        "TimeoutStartSec: 20min",
+        "TimeoutStartSec: 39min 36s",
         "TimeoutStopSec: 1min",
         "KillMode: mixed",
         "OOMPolicy: kill",

@@ -3,7 +3,7 @@
 
 import pytest
 
-from sparkd.core import preflight
+from sparkd.core import admission, preflight
 from sparkd.core.preflight import GIB, Facts
 
 CLEAR = Facts(
@@ -44,6 +44,19 @@ def test_each_obstacle(change, cls, permanent, names):
     seen = preflight.obstacle(CLEAR._replace(**change))
     assert (seen.cls, seen.permanent) == (cls, permanent)
     assert names in seen.reason
+
+
+def test_a_peak_that_leaves_no_reserve_is_waited_for_and_one_that_never_fits_is_not():
+    wanted = admission.Need(25 * GIB, 25 * GIB, "estimated: a test")
+    fits = CLEAR._replace(need=wanted, reserve=5 * GIB)
+    assert preflight.obstacle(fits) is None
+    short = fits._replace(reserve=6 * GIB, memory_holders=("hog (PID 7) 60.0 GiB",))
+    seen = preflight.obstacle(short)
+    assert (seen.cls, seen.permanent) == ("memory-not-available", False)
+    assert "needs 25.0 GiB (estimated: a test), 24.0 GiB is left" in seen.reason
+    assert seen.reason.endswith("held by hog (PID 7) 60.0 GiB")
+    never = preflight.obstacle(fits._replace(reserve=100 * GIB))
+    assert (never.cls, never.permanent) == ("memory-never-enough", True)
 
 
 def test_what_cannot_heal_comes_before_what_can():

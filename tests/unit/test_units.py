@@ -58,7 +58,7 @@ def value(text: str, section: str, key: str) -> str:
         ("Service", "NotifyAccess", "all"),
         ("Service", "Restart", "always"),
         ("Service", "RestartSec", "5"),
-        ("Service", "TimeoutStartSec", "1200"),
+        ("Service", "TimeoutStartSec", "2376"),
         ("Service", "TimeoutStopSec", "60"),
         ("Service", "KillMode", "mixed"),
         ("Service", "OOMPolicy", "kill"),
@@ -143,7 +143,8 @@ def test_commands() -> None:
     assert value(text, "Service", "ExecStartPre") == (
         "+/usr/libexec/sparkd/await-slot --engine=m --unit=vllm-m.service --order=10"
         " --host=0.0.0.0 --port=8001 --executable=/opt/vllm/bin/vllm --model=org/m --user=ai"
-        " --memory-utilization=0.25 --burst=3 --window=3600"
+        ' --memory-utilization=0.25 "--reserve=16%%" --max-jobs=4 --job-memory=4294967296 --burst=3'
+        " --window=3600"
     )
     assert value(text, "Service", "ExecStart") == (
         "/opt/vllm/bin/vllm serve org/m --host 0.0.0.0 --port 8001"
@@ -152,6 +153,7 @@ def test_commands() -> None:
     assert value(text, "Service", "ExecStartPost") == (
         "+/usr/libexec/sparkd/await-ready --engine=m --unit=vllm-m.service --pid=${MAINPID}"
         ' --host=127.0.0.1 --port=8001 --served-name=a "--served-name=b c" --budget=270'
+        " --cold-budget=540"
         " --warmup=embedding --expect-version=0.21.0"
     )
     assert value(text, "Service", "ExecStopPost") == (
@@ -176,7 +178,7 @@ def test_secrets_are_files_and_only_files() -> None:
 @pytest.mark.parametrize("budget", [5, 270, 1080, 1200, 7200, 86400])
 def test_systemds_time_limit_is_always_longer_than_the_gates(budget: int) -> None:
     (engine,) = config(source("m", rest=f'[ready]\nbudget = "{budget}s"\n')).engines
-    assert start_timeout_seconds(engine) >= budget + 120
+    assert start_timeout_seconds(engine) >= 2 * budget + 120
 
 
 def test_memory_high_needs_swap() -> None:
