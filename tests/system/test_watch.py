@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines that live and do not serve, under a real systemd: seen, said, and ended only where due."""
+"""Engines that live and do not serve, under a real systemd: seen, said, ended only where due."""
 
 import json
 from typing import Any
@@ -167,9 +167,7 @@ def test_busy_idle_locked_and_switched_off_are_not_hung(lab: Lab) -> None:
 
 def test_an_operators_stop_of_a_hung_engine_is_requested_and_bounded(lab: Lab) -> None:
     ready(lab, "deaf", SHORT, deaf=True)
-    lab.push(
-        f"/etc/systemd/system/{unit('deaf')}.d/t.conf", "[Service]\nTimeoutStopSec=5\n"
-    )
+    lab.push(f"/etc/systemd/system/{unit('deaf')}.d/t.conf", "[Service]\nTimeoutStopSec=5\n")
     lab.machine.run("systemctl daemon-reload")
     lab.ctl("stop", "deaf", "--wait")
     lab.until("deaf", "stopped")
