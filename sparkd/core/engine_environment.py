@@ -25,13 +25,24 @@ OWNED_VARIABLES: Mapping[str, str] = {
     "NOTIFY_SOCKET": _SYSTEMD,
 }
 
+_LOADER = ("LD_", "GLIBC_TUNABLES", "GCONV_PATH")
+
 _SYSTEM_PATH = (
     "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin",
 )  # fmt: skip
 
 
+def is_for_loader(name: str) -> bool:
+    """Return whether a variable has the dynamic loader load code into every program.
+
+    The helpers run as root with the unit's environment, and a folder of libraries often belongs to
+    the engine's user: such a variable is given to the engine's command alone.
+    """
+    return name.startswith(_LOADER)
+
+
 def engine_environment(engine: EngineConfig, caps: CompileCaps) -> dict[str, str]:
-    """Return every variable that the unit sets, in the order in which it is written."""
+    """Return every variable that the engine gets, in the order in which the unit has them."""
     return {
         # A killed Python loses the lines still in its buffer, the fatal one among them.
         "PYTHONUNBUFFERED": "1",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sparkd import __version__
 from sparkd.core import marker
 from sparkd.core.config_model import Config, EngineConfig, HostConfig
-from sparkd.core.engine_environment import engine_environment
+from sparkd.core.engine_environment import engine_environment, is_for_loader
 from sparkd.core.escape import quote_argument, quote_assignment
 from sparkd.core.helper_options import (
     Expanded,
@@ -151,14 +151,15 @@ def _commands(engine: EngineConfig, config: HostConfig, host: HostFacts) -> Iter
     options = await_slot_argv(engine, config)
     yield from _command("ExecStartPre", f"+{libexec}/await-slot", options)
     serve = [
-        "serve", engine.model, "--host", engine.host, "--port", str(engine.port), *engine.serve,
+        engine.executable, "serve", engine.model,
+        "--host", engine.host, "--port", str(engine.port), *engine.serve,
     ]  # fmt: skip
+    loader = [f"{name}={value}" for name, value in engine.env if is_for_loader(name)]
+    if loader:
+        serve = ["/usr/bin/env", *loader, *serve]
     if engine.credentials:
-        path = f"{libexec}/with-credentials"
-        options = [*with_credentials_argv(engine), engine.executable, *serve]
-        yield from _command("ExecStart", path, options)
-    else:
-        yield from _command("ExecStart", engine.executable, serve)
+        serve = [f"{libexec}/with-credentials", *with_credentials_argv(engine), *serve]
+    yield from _command("ExecStart", serve[0], serve[1:])
     yield from _command("ExecStartPost", f"+{libexec}/await-ready", await_ready_argv(engine))
     options = post_mortem_argv(engine, config.restart)
     yield from _command("ExecStopPost", f"+{libexec}/post-mortem", options)
@@ -183,7 +184,8 @@ def _command(setting: str, executable: str, arguments: Sequence[str]) -> Iterato
 
 def _environment(engine: EngineConfig, config: HostConfig) -> Iterator[str]:
     for name, value in engine_environment(engine, config.compile).items():
-        yield f"Environment={quote_assignment(name, value)}"
+        if not is_for_loader(name):
+            yield f"Environment={quote_assignment(name, value)}"
     yield f"Environment={marker.LAUNCH_HASH_VARIABLE}={marker.UNSEALED}"
 
 
@@ -244,6 +246,10 @@ def _sandbox(engine: EngineConfig) -> Iterator[str]:
     yield "RestrictRealtime=yes"
     yield "RestrictSUIDSGID=yes"
     yield "RestrictNamespaces=yes"
+    # NotifyAccess=all is meant for the helpers, which "+" puts outside of this. With the socket an
+    # engine could put off its own SIGKILL for ever (EXTEND_TIMEOUT_USEC=), have another process
+    # watched in its place (MAINPID=) and write its own status line (systemd 252 and 257, measured).
+    yield "InaccessiblePaths=-/run/systemd/notify"
     yield "SystemCallArchitectures=native"
     yield "SystemCallFilter=~@clock @cpu-emulation @module @mount @obsolete @raw-io @reboot @swap"
     # A refused call returns an error instead of killing an engine in the middle of its work.
