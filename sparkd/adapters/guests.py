@@ -101,6 +101,11 @@ def listens(guest: Guest) -> bool:
     return bool(inodes) and bool(proc.owners_of(inodes, proc.pids_in(cgroup_of(guest.unit))))
 
 
+def may_wait(waiter: slot.Waiter) -> bool:
+    """Whether a place in the queue may count: that of a guest whose process is gone does not."""
+    return not is_guest(waiter.unit) or waiting_phase(waiter.invocation_id) != GONE
+
+
 def write(guest: Guest, folder: Path = FOLDER) -> None:
     """Note a guest.
 

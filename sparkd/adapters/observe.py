@@ -5,11 +5,11 @@ The daemon keeps one observer and has it re-read what a signal named; sparkctl, 
 daemon, makes one and looks once. What cannot be seen keeps its last known value and is marked so.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from sparkd import __version__
-from sparkd.adapters import clock
+from sparkd.adapters import clock, guests
 from sparkd.adapters.config_view import ConfigView, View
 from sparkd.adapters.host import Host
 from sparkd.adapters.service_manager import BusError, Viewer
@@ -19,8 +19,8 @@ from sparkd.core.config_model import RestartPolicy
 from sparkd.core.end_of_life import Record
 from sparkd.core.guards import GuardFacts
 from sparkd.core.schema import ENGINE_NAME
-from sparkd.core.slot import Claim, Phase
-from sparkd.core.status import Boot, EngineFacts, Facts
+from sparkd.core.slot import Claim, Phase, Waiter
+from sparkd.core.status import Boot, EngineFacts, Facts, GuestFacts
 from sparkd.core.unit_state import UnitFacts, engine_of, unit_of
 
 DEFAULT_RESTART = RestartPolicy(burst=3, window_seconds=3600, delay_seconds=5)
@@ -112,7 +112,10 @@ class Observer:
             return
         unit = fresh.get(claim.unit) or self._units.get(claim.unit)
         unit = unit or self._viewer.unit(claim.unit)
-        self._claim = (claim, Phase(unit.invocation_id, unit.sub_state))
+        phase = Phase(unit.invocation_id, unit.sub_state)
+        if guests.is_guest(claim.unit):
+            phase = guests.claim_phase(claim.unit, phase)
+        self._claim = (claim, phase)
 
     def names(self) -> list[str]:
         """Every engine: configured, with a unit of ours, or loaded under an engine's name."""
@@ -130,6 +133,10 @@ class Observer:
         view = self._view
         restart = DEFAULT_RESTART if view.config is None else view.config.host.restart
         claim, phase = self._claim
+        if claim is not None and phase is not None and guests.is_guest(claim.unit):
+            # It becomes ready without a signal of systemd's.
+            phase = guests.claim_phase(claim.unit, phase)
+        waiters = [w for w in self._files.waiters() if guests.may_wait(w)]
         names = self.names()
         units = [self._units.get(unit_of(name)) for name in names]
         busy = any(unit is not None and unit.is_starting for unit in units)
@@ -142,7 +149,8 @@ class Observer:
             policy=Policy(restart.burst, restart.window_seconds),
             claim=claim,
             claim_phase=None if self._blind else phase,
-            waiters=self._files.waiters(),
+            waiters=waiters,
+            guests=[*_guests(), *_waiting_guests(waiters)],
             blind=self._blind,
             seen_at=self._seen_at,
             config_errors=view.errors,
@@ -164,3 +172,27 @@ class Observer:
             last=history.deaths.get(name),
             boot=history.boots.get(name),
         )
+
+
+def _guests() -> list[GuestFacts]:
+    """Every guest that lives, for the status."""
+    return [
+        GuestFacts(
+            guest.unit, "ready" if guests.is_ready(guest) else "starting",
+            guest.invocation_id, guest.pid, guest.user, guest.command, guest.port, guest.peak,
+            guest.since,
+        )
+        for guest in guests.all_noted()
+        if guests.is_alive(guest)
+    ]  # fmt: skip
+
+
+def _waiting_guests(waiters: Sequence[Waiter]) -> list[GuestFacts]:
+    """Every launch by hand that waits for the slot, for the status."""
+    found = []
+    for waiter in waiters:
+        if guests.is_guest(waiter.unit):
+            pid = int(waiter.invocation_id.partition(":")[0])
+            reason = waiter.blocked or "waiting for the start slot"
+            found.append(GuestFacts(waiter.unit, "waiting", pid=pid, reason=reason))
+    return found

@@ -24,6 +24,7 @@ def overview(status: Json, now: float, paint: Paint, own_version: str) -> list[s
     engines: Sequence[Json] = status["engines"]
     lines = _table(engines, now, paint) if engines else ["no engines are configured"]
     lines += _reasons(engines, paint)
+    lines += _guests(status.get("guests") or [], now)
     lines += ["", f"slot    {_slot(status['slot'])}", f"host    {_host(status['host'])}"]
     lines.append(f"daemon  {_daemon(status, own_version)}")
     lines += _remarks(status, paint)
@@ -67,6 +68,27 @@ def _reasons(engines: Sequence[Json], paint: Paint) -> Iterator[str]:
         yield f"{name}  {paint(colour, _text(engine['reason']))}"
         if engine["config"] != "current" and engine.get("config_reason"):
             yield f"{' ' * width}  config: {_text(engine['config_reason'])}"
+
+
+def _guests(guests: Sequence[Json], now: float) -> Iterator[str]:
+    if not guests:
+        return
+    rows = [("GUEST", "STATE", "SINCE", "PORT", "USER", "MEMORY", "COMMAND")]
+    for guest in guests:
+        memory = guest["memory_bytes"]
+        rows.append(
+            (
+                _or_dash(guest["pid"]),
+                _text(guest["state"]),
+                "-" if guest["since"] is None else ago(float(guest["since"]), now),
+                _or_dash(guest["port"]),
+                _or_dash(guest["user"]),
+                "-" if memory is None else size(float(memory)),
+                _or_dash(guest["command"] or guest["reason"]),
+            )
+        )
+    yield ""
+    yield from columns(rows, right=frozenset({3}))
 
 
 def _slot(slot: Json) -> str:

@@ -127,6 +127,12 @@ def estimated(kind: Kind, seen: Estimate) -> Need:
     )
 
 
+def most(memory: Memory) -> int:
+    """The largest peak remembered of the last fingerprint; 0 where nothing is."""
+    last = memory.known[-1:]
+    return max((peak for known in last for peak in (*known.cold, *known.warm)), default=0)
+
+
 def learn(
     memory: Memory, fingerprint: Fingerprint, kind: Kind, peak: int, caches: Collection[str]
 ) -> Memory:

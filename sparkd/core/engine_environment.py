@@ -46,7 +46,7 @@ def engine_environment(engine: EngineConfig, caps: CompileCaps) -> dict[str, str
     return {
         # A killed Python loses the lines still in its buffer, the fatal one among them.
         "PYTHONUNBUFFERED": "1",
-        **_compile_caps(caps),
+        **compile_caps(caps),
         "CUDA_HOME": engine.cuda_home,
         "PATH": _path(engine),
         **_caches(engine.cache),
@@ -54,7 +54,8 @@ def engine_environment(engine: EngineConfig, caps: CompileCaps) -> dict[str, str
     }
 
 
-def _compile_caps(caps: CompileCaps) -> dict[str, str]:
+def compile_caps(caps: CompileCaps) -> dict[str, str]:
+    """Return the variables that bound how much is compiled at a time, on whatever launch path."""
     return {
         # ninja -j, for FlashInfer's and torch's run-time builds; unset means one job per core + 2.
         "MAX_JOBS": str(caps.max_jobs),

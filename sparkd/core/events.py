@@ -30,6 +30,9 @@ class Event(StrEnum):
     STALLED = "5b0f6a1c9d3e4c0b8a2f7e6d1c4b9a21"
     RECOVERED = "5b0f6a1c9d3e4c0b8a2f7e6d1c4b9a22"
     ENDED_BY_SPARKD = "5b0f6a1c9d3e4c0b8a2f7e6d1c4b9a23"
+    GUEST_STARTED = "5b0f6a1c9d3e4c0b8a2f7e6d1c4b9a31"
+    GUEST_READY = "5b0f6a1c9d3e4c0b8a2f7e6d1c4b9a32"
+    GUEST_ENDED = "5b0f6a1c9d3e4c0b8a2f7e6d1c4b9a33"
 
 
 ENGINE = "SPARKD_ENGINE"

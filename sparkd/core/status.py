@@ -62,6 +62,26 @@ class EngineFacts(NamedTuple):
     """Only the daemon watches it."""
 
 
+class GuestFacts(NamedTuple):
+    """An engine that somebody launched by hand with `sparkctl run`, or that waits to be."""
+
+    unit: str
+    state: str
+    """'waiting', 'starting' or 'ready'."""
+    invocation_id: str = ""
+    pid: int = 0
+    user: str = ""
+    command: str = ""
+    port: int = 0
+    """0: not known."""
+    peak: int = 0
+    """Bytes that it was admitted for; 0 while it waits."""
+    since: float = 0.0
+    """Seconds since the epoch; 0 while it waits."""
+    reason: str = ""
+    """What it waits for."""
+
+
 class Facts(NamedTuple):
     """Everything known of the host at one moment."""
 
@@ -75,6 +95,7 @@ class Facts(NamedTuple):
     claim: slot.Claim | None = None
     claim_phase: slot.Phase | None = None
     waiters: Sequence[slot.Waiter] = ()
+    guests: Sequence[GuestFacts] = ()
     blind: str = ""
     """Why systemd cannot be seen now; '' when it can."""
     seen_at: float = 0.0
@@ -206,6 +227,7 @@ def to_json(status: Status) -> dict[str, object]:
         },
         "slot": {"holder": status.holder, "waiting": list(status.waiting)},
         "engines": [_engine_json(facts, engine) for engine in status.engines],
+        "guests": [_guest_json(guest) for guest in facts.guests],
         "config_errors": list(facts.config_errors),
         "notes": [*facts.notes, *_guard_notes(facts.host)],
     }
@@ -239,6 +261,21 @@ def _engine_json(facts: Facts, engine: EngineStatus) -> dict[str, object]:
         "progress": None if known.progress is None else hang.to_json(known.progress),
         "enabled": unit.unit_file_state or None,
         "drop_ins": list(unit.drop_ins),
+    }
+
+
+def _guest_json(guest: GuestFacts) -> dict[str, object]:
+    return {
+        "unit": guest.unit,
+        "state": guest.state,
+        "invocation_id": guest.invocation_id or None,
+        "pid": guest.pid or None,
+        "user": guest.user or None,
+        "command": guest.command or None,
+        "port": guest.port or None,
+        "memory_bytes": guest.peak or None,
+        "since": guest.since or None,
+        "reason": guest.reason or None,
     }
 
 
