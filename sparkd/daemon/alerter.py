@@ -107,7 +107,7 @@ class Alerter:
             office.enter(found)
         except QueueError as error:
             self._trouble = str(error)
-            log.error(f"{len(found)} alerts are lost: {error}")
+            log.error(f"{len(found)} alerts cannot be queued: {error}")
             return
         if office.trouble != self._trouble:
             self._trouble = office.trouble
