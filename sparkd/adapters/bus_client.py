@@ -157,14 +157,14 @@ def _object(value: object) -> dict[str, Any]:
     return value
 
 
-def apply(*, dry_run: bool, force: bool, prune: bool) -> dict[str, Any]:
+def apply(*, dry_run: bool, force: bool, prune: bool, why: str = "") -> dict[str, Any]:
     """Have the daemon write units from the configuration, or say what it would write.
 
     Raises:
         DaemonAbsentError: nobody answers.
         DaemonError: with every configuration error on a line of its own, or another refusal.
     """
-    value = _ask("Apply", (dry_run, force, prune), CHANGE_TIMEOUT_S)
+    value = _ask("Apply", (dry_run, force, prune, why), CHANGE_TIMEOUT_S)
     if not isinstance(value, dict):
         raise DaemonError(Kind.FAILED, "sparkd's answer is no JSON object")
     return value

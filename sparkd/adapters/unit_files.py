@@ -9,10 +9,11 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from sparkd.core.apply_plan import DiskUnit, Kind, Plan, Removal, Write, text_hash
+from sparkd.adapters import file_set
+from sparkd.core.apply_plan import DiskUnit, Kind, Plan, text_hash
 from sparkd.core.units import SLICE, TARGET
 
 UNIT_DIRECTORY = Path("/etc/systemd/system")
@@ -25,7 +26,6 @@ OTHER_UNIT_DIRECTORIES = (
 )
 LOCK_FILE = Path("/run/sparkd/apply.lock")
 
-_TEMPORARY_PREFIX = ".sparkd-new-"
 _MAX_UNIT_BYTES = 4 << 20
 
 
@@ -36,7 +36,7 @@ class ApplyBusyError(Exception):
 class ApplyError(Exception):
     """A file could not be written, read or removed, or changed since the plan was made.
 
-    Steps before it are done; each file is whole, old or new.
+    Of what was ordered together nothing is done; every file is as it was.
     """
 
 
@@ -92,24 +92,35 @@ class UnitDirectory:
         return units
 
     def apply(self, plan: Plan) -> None:
-        """Carry out the writes and removals of a plan.
+        """Carry out the writes and removals of a plan, all of them or none.
 
-        Each file is written beside its place, synced and renamed over it; a file that is no longer
-        what the plan saw stops the apply. Leftovers of an interrupted apply are swept first.
+        A file that is no longer what the plan saw stops the apply. Leftovers of an interrupted
+        apply are swept first. Killed in between, every file is whole, old or new.
 
         Raises:
-            ApplyError: with the path and what stands; nothing after that step was touched.
+            ApplyError: with the path and what stands; every file is as it was.
         """
         with self._open() as directory:
-            self._sweep(directory)
-            for write in plan.writes:
-                self._check(directory, write.name, write.expected)
-                self._write(directory, write)
-            for removal in plan.removals:
-                self._check(directory, removal.name, removal.expected)
-                self._remove(directory, removal)
-            with self._explained("sync", "."):
-                os.fsync(directory)
+            steps = [
+                *((write.name, self._content(write.text), write.expected) for write in plan.writes),
+                *((removal.name, None, removal.expected) for removal in plan.removals),
+            ]
+            changes = [
+                file_set.Change(name, content, check=self._checker(directory, name, expected))
+                for name, content, expected in steps
+            ]
+            try:
+                file_set.change(directory, changes)
+            except file_set.ChangeError as error:
+                raise self._explained_error(error.verb, error.name, error.error) from error
+
+    @staticmethod
+    def _content(text: str) -> bytes:
+        # As _read has it: a rollback writes back what an editor with another encoding left.
+        return text.encode("utf-8", "surrogateescape")
+
+    def _checker(self, directory: int, name: str, expected: str | None) -> Callable[[], None]:
+        return lambda: self._check(directory, name, expected)
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[int]:
@@ -158,45 +169,18 @@ class UnitDirectory:
             f"{self.path / name} changed since the plan was made: apply again to see the new diff"
         )
 
-    def _write(self, directory: int, write: Write) -> None:
-        temporary = _TEMPORARY_PREFIX + write.name
-        with self._explained("write", write.name):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(temporary, flags, 0o600, dir_fd=directory)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(write.text.encode())
-                    file.flush()
-                    # Whatever the umask: systemd warns about units that others cannot read.
-                    os.fchmod(descriptor, 0o644)
-                    os.fsync(descriptor)
-                os.rename(temporary, write.name, src_dir_fd=directory, dst_dir_fd=directory)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary, dir_fd=directory)
-                raise
-            os.fsync(directory)
-
-    def _remove(self, directory: int, removal: Removal) -> None:
-        with self._explained("remove", removal.name):
-            os.unlink(removal.name, dir_fd=directory)
-
-    def _sweep(self, directory: int) -> None:
-        for name in self._list(directory):
-            if name.startswith(_TEMPORARY_PREFIX):
-                with self._explained("remove", name):
-                    os.unlink(name, dir_fd=directory)
-
     @contextlib.contextmanager
     def _explained(self, verb: str, name: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            hint = ""
-            if isinstance(error, PermissionError) or error.errno == errno.EROFS:
-                hint = f" (in a sandboxed service, ReadWritePaths={self.path} permits it)"
-            path = self.path / name
-            raise ApplyError(f"cannot {verb} {path}: {error.strerror}{hint}") from error
+            raise self._explained_error(verb, name, error) from error
+
+    def _explained_error(self, verb: str, name: str, error: OSError) -> ApplyError:
+        hint = ""
+        if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+            hint = f" (in a sandboxed service, ReadWritePaths={self.path} permits it)"
+        return ApplyError(f"cannot {verb} {self.path / name}: {error.strerror}{hint}")
 
 
 def is_unit_name(name: str) -> bool:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sparkd.adapters import database, incident_lookup, operations
+from sparkd.adapters import applying, database, incident_lookup, operations
 from sparkd.adapters.bus_client import Watch
 from sparkd.adapters.config_view import ConfigView
 from sparkd.adapters.database import Detail
@@ -150,7 +150,7 @@ def operate(
     queued = []
     for engine in engines:
         try:
-            operations.operate(manager, files, operations.VERBS[verb], engine, _author())
+            operations.operate(manager, files, operations.VERBS[verb], engine, author())
         except (BusError, OSError) as error:
             reason = operations.describe_failure(error)
             yield _reply(engine, Verdict(done=False, reason=reason))
@@ -198,16 +198,16 @@ def _until_over(
         time.sleep(POLL_S)
 
 
-def apply(*, dry_run: bool, force: bool, prune: bool) -> dict[str, Any]:
+def apply(*, dry_run: bool, force: bool, prune: bool, why: str = "") -> dict[str, Any]:
     """Write the units as the daemon would.
 
     Raises:
         CliError: not root, errors in the configuration (each on a line), or a failure.
     """
     _require_root("apply for")
-    flags = operations.Flags(dry_run, force, prune)
+    flags = applying.Flags(dry_run, force, prune, why)
     try:
-        return operations.apply(Systemctl(), flags, _author())
+        return applying.apply(Systemctl(), flags, author())
     except ConfigErrors as refused:
         raise CliError("\n".join(map(str, refused.errors)), Exit.CONFIG) from None
     except ApplyBusyError as error:
@@ -234,6 +234,7 @@ def _require_root(verb: str) -> None:
         )
 
 
-def _author() -> str:
+def author() -> str:
+    """Who runs this, as an order is signed."""
     user = os.environ.get("SUDO_USER")
     return f"root ({neutralise(user)[:32]} by sudo)" if user else "root"

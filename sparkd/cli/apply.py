@@ -11,6 +11,7 @@ from sparkd.adapters import bus_client
 from sparkd.cli.answers import print_json, refusal
 from sparkd.cli.exits import CliError, Exit
 from sparkd.cli.terminal import Paint, neutralise, paint_for
+from sparkd.core.revisions import WHY_MAX
 
 _DIFF_COLOURS = (("+++", "bold"), ("---", "bold"), ("@@", "cyan"), ("+", "green"), ("-", "red"))
 
@@ -35,23 +36,38 @@ def run(args: Namespace) -> int:
 
 def _ask(args: Namespace) -> dict[str, Any]:
     try:
-        return bus_client.apply(dry_run=args.dry_run, force=args.force, prune=args.prune)
+        return bus_client.apply(
+            dry_run=args.dry_run, force=args.force, prune=args.prune, why=reason_of(args)
+        )
     except bus_client.DaemonError as error:
         raise refusal(error) from None
     except bus_client.DaemonAbsentError as error:
         if error.sent:
-            raise CliError(
-                f"{error}; 'sparkctl apply' again: it finishes what was begun"
-            ) from None
+            raise CliError(f"{error}; 'sparkctl apply' again: it finishes what was begun") from None
         from sparkd.cli import absent  # noqa: PLC0415  (the daemon is usually there)
 
         absent.say(str(error))
-        return absent.apply(dry_run=args.dry_run, force=args.force, prune=args.prune)
+        return absent.apply(
+            dry_run=args.dry_run, force=args.force, prune=args.prune, why=reason_of(args)
+        )
+
+
+def reason_of(args: Namespace) -> str:
+    """What --why says; the history shows it beside the change.
+
+    Raises:
+        CliError: it is too long.
+    """
+    why = " ".join((args.why or "").split())
+    if len(why) > WHY_MAX:
+        raise CliError(f"--why: must not have more than {WHY_MAX} characters", Exit.USAGE)
+    return why
 
 
 def lines(answer: Mapping[str, Any], paint: Paint) -> list[str]:
     """The diff, then a sentence for each unit that something happened to, or did not."""
-    shown = diff_lines(str(answer.get("diff") or ""), paint)
+    shown = [neutralise(str(answer["repaired"]))] if answer.get("repaired") else []
+    shown += diff_lines(str(answer.get("diff") or ""), paint)
     would = "would be " if answer.get("dry_run") else ""
     for key, what in (("written", "written"), ("removed", "removed"), ("enabled", "enabled")):
         shown += [f"{neutralise(str(unit))}: {would}{what}" for unit in answer.get(key) or []]
@@ -69,6 +85,8 @@ def lines(answer: Mapping[str, Any], paint: Paint) -> list[str]:
         f" 'sparkctl restart {neutralise(str(engine))}'"
         for engine in answer.get("pending") or []
     ]
+    if answer.get("revision"):
+        shown.append(f"this is revision {answer['revision']}; 'sparkctl rollback' takes it back")
     return shown or ["nothing to do: the units are as the configuration says"]
 
 

@@ -43,6 +43,7 @@ JSON = Option(("--json",), "print JSON, the stable interface for scripts")
 ALL = Option(("--all",), "every engine that this makes sense for, instead of naming them")
 WAIT = Option(("--wait",), "return when it is done, with the reason when it failed", "", "wait")
 NO_BLOCK = Option(("--no-block",), "return as soon as systemd has the job", "", "wait")
+WHY_CHANGE = Option(("--why",), "the reason, kept in the history", "TEXT")
 ENGINES = Argument("ENGINE", "*", "names of engines")
 ENGINE = Argument("ENGINE", "", "name of the engine")
 
@@ -87,6 +88,75 @@ VERBS: tuple[Verb, ...] = (
             Option(("--dry-run",), "only show what would change"),
             Option(("--force",), "replace units that were edited by hand; never foreign ones"),
             Option(("--prune",), "remove the units of engines gone from the configuration"),
+            WHY_CHANGE,
+            JSON,
+        ),
+    ),
+    Verb(
+        "history",
+        "history",
+        "show every change of the units: who, when, why, and what the starts after it showed",
+        None,
+        (Option(("--limit",), "at most this many (default 20)", "N"), JSON),
+    ),
+    Verb(
+        "diff",
+        "history",
+        "show what a revision changed; without one, what changed since the newest",
+        Argument("REV", "?", "the number of a revision, as in history"),
+        (JSON,),
+        "revision",
+    ),
+    Verb(
+        "rollback",
+        "rollback",
+        "bring back the units and TOML of a revision, byte for byte; never restarts an engine",
+        Argument("REV", "?", "the revision whose state is wanted (default: before the newest one)"),
+        (
+            Option(("--dry-run",), "only show what would change"),
+            Option(("--force",), "replace units that were edited by hand; never foreign ones"),
+            WHY_CHANGE,
+            JSON,
+        ),
+        "revision",
+    ),
+    Verb(
+        "note",
+        "history",
+        "add a dated note to a revision, such as what it really did; earlier ones stay",
+        Argument("REV TEXT", "", "the number of a revision, and what to note"),
+        (JSON,),
+        "revision",
+        own_arguments=True,
+    ),
+    Verb(
+        "run",
+        "run",
+        "launch an engine by hand: one start at a time, under the caps, in a scope",
+        Argument("COMMAND", "+", "the program and its arguments, after --"),
+        (
+            Option(("--engine",), "it takes as much memory as this engine", "ENGINE", "memory"),
+            Option(("--memory",), "it takes this much memory at most, such as 60G", "SIZE", "memory"),
+            Option(("--user",), "run it as this user (default: who called sudo)", "USER"),
+            Option(("--wait",), "wait until it may start instead of refusing"),
+        ),
+        "command",
+    ),
+    Verb(
+        "caps",
+        "caps",
+        "show which launch paths have the compile caps, and which do not",
+        None,
+        (JSON,),
+    ),
+    Verb(
+        "orphans",
+        "orphans",
+        "show vLLM processes, compilers and ports that belong to no unit or guest",
+        None,
+        (
+            Option(("--kill",), "end them; asks first"),
+            Option(("--yes",), "with --kill: do not ask"),
             JSON,
         ),
     ),

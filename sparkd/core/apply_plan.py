@@ -99,6 +99,7 @@ def plan(
     enabled_when_new: Collection[str],
     force: bool = False,
     prune: bool = False,
+    exact: bool = False,
 ) -> Plan:
     """Compare what the configuration renders with what is on disk.
 
@@ -109,6 +110,7 @@ def plan(
         enabled_when_new: names to enable when they are created.
         force: overwrite (or prune) units of sparkd that were edited by hand.
         prune: remove sparkd's units of engines that are not in `desired`, unless they run.
+        exact: every byte counts, also that of the version that wrote it: a rollback.
     """
     writes: list[Write] = []
     refused: list[Refusal] = []
@@ -117,10 +119,12 @@ def plan(
         found = on_disk.get(name)
         if found is None:
             writes.append(Write(name, text, None))
+        elif exact and found == DiskUnit(text):
+            unchanged.append(name)
         elif reason := _obstacle(name, found, force=force):
             shown = _diff(name, found.text, text) if found.kind is Kind.REGULAR else ""
             refused.append(Refusal(name, reason, shown))
-        elif same_content(found.text, text) and not is_hand_edited(found.text):
+        elif not exact and same_content(found.text, text) and not is_hand_edited(found.text):
             unchanged.append(name)
         else:
             writes.append(Write(name, text, text_hash(found.text)))

@@ -53,6 +53,7 @@ INTROSPECTION = f"""
       <arg name="dry_run" type="b" direction="in"/>
       <arg name="force" type="b" direction="in"/>
       <arg name="prune" type="b" direction="in"/>
+      <arg name="why" type="s" direction="in"/>
       <arg name="json" type="s" direction="out"/>
     </method>
     <property name="Version" type="s" access="read"/>

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparkd import __version__
-from sparkd.adapters import database, journal, notify, operations, proc, systemd_bus
+from sparkd.adapters import applying, database, journal, notify, proc, systemd_bus
 from sparkd.adapters.alert_post import Places as AlertPlaces
+from sparkd.adapters.applying import Flags
 from sparkd.adapters.bus_service import NameTakenError, Service
 from sparkd.adapters.config_files import CONFIG_DIRECTORY
 from sparkd.adapters.config_view import ConfigView, Paths
 from sparkd.adapters.database import Database, DatabaseError
 from sparkd.adapters.metrics_server import ListenError, MetricsServer
 from sparkd.adapters.observe import History, Observer
-from sparkd.adapters.operations import Flags
 from sparkd.adapters.service_manager import BusError
 from sparkd.adapters.state_files import StateFiles
 from sparkd.adapters.systemd_bus import JobResult, Systemd, Watch
@@ -26,7 +26,8 @@ from sparkd.core.config_model import ListenAddress
 from sparkd.core.events import Event
 from sparkd.core.memory_guard import Life
 from sparkd.core.metrics import Alerts
-from sparkd.daemon import ending, log
+from sparkd.core.projection import Entry
+from sparkd.daemon import ending, log, recorder
 from sparkd.daemon.alerter import Alerter
 from sparkd.daemon.guard import Guard, Hands
 from sparkd.daemon.guard import settings as guard_settings
@@ -92,6 +93,10 @@ class Daemon:
         self._files = files
         self._guard = Guard(Hands(self._lives, self._end, self._tell), places.run)
         observer.ask_guards(lambda: self._guard.facts)
+        self._applies = applying.Places(
+            paths, Path(places.state) / "revisions", Path(places.run) / "apply.lock",
+            places.database,
+        )  # fmt: skip
         alert_places = AlertPlaces(
             f"{places.state}/alerts.db", f"{places.run}/alerts.db", f"{places.run}/alerts.lock"
         )
@@ -103,7 +108,7 @@ class Daemon:
         self._supervisor.show_progress(self._watcher.shown)
         self._manager = Manager(
             self._supervisor, self._orders, self._systemd, files, self._database, self._alerter,
-            paths=paths, storage=self._storage, hands=self._hands,
+            places=self._applies, storage=self._storage, hands=self._hands,
             after_apply=self._after_apply,
         )  # fmt: skip
 
@@ -128,7 +133,7 @@ class Daemon:
             service.publish()
             self._projector = Projector(
                 self._database, self._storage, self._loop,
-                on_entries=self._supervisor.take_in, before_write=self._alerter.take_in,
+                on_entries=self._supervisor.take_in, before_write=self._before_write,
             )  # fmt: skip
         except NameTakenError as error:
             raise StartError(f"another sparkd is running: {error}") from error
@@ -264,6 +269,11 @@ class Daemon:
                 if done.value[key]:
                     log.info(f"applied the configuration: {key}: {done.value[key]}")
 
+    def _before_write(self, entries: Sequence[Entry]) -> None:
+        """In the worker: what must be on disk before the journal's position moves."""
+        self._alerter.take_in(entries)
+        recorder.take_in(entries, self._applies.revisions)
+
     def _after_apply(self) -> None:
         self._supervisor.observer.mark_everything()
         self._refresh()
@@ -274,10 +284,9 @@ class Daemon:
             self._reload()
 
     def _finish_interrupted_apply(self) -> None:
-        paths = Paths(self._places.config, self._places.units)
         try:
-            if operations.finish_interrupted(self._systemd, paths=paths):
-                log.warning("finished an apply that was interrupted")
+            if done := applying.repair(self._systemd, self._applies):
+                log.warning(done)
         except (ApplyBusyError, ApplyError, BusError) as error:
             log.error(f"an interrupted apply is not finished: {error}")
 

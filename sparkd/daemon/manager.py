@@ -6,13 +6,13 @@ import pwd
 from collections.abc import Callable
 from typing import Any
 
-from sparkd.adapters import alert_post, alert_queue, incident_lookup, operations
+from sparkd.adapters import alert_post, alert_queue, applying, incident_lookup, operations
 from sparkd.adapters.alert_post import Tried
 from sparkd.adapters.alert_queue import Row
+from sparkd.adapters.applying import Flags
 from sparkd.adapters.bus_service import Call
-from sparkd.adapters.config_view import Paths
 from sparkd.adapters.database import Database, Detail, Incident
-from sparkd.adapters.operations import Flags, Verb
+from sparkd.adapters.operations import Verb
 from sparkd.adapters.service_manager import BusError, ServiceManager
 from sparkd.adapters.state_files import StateFiles
 from sparkd.adapters.unit_files import ApplyBusyError, ApplyError
@@ -41,7 +41,7 @@ class Manager:
         database: Database,
         alerter: Alerter,
         *,
-        paths: Paths,
+        places: applying.Places,
         storage: Worker,
         hands: Worker,
         after_apply: Callable[[], None],
@@ -53,7 +53,7 @@ class Manager:
         self._files = files
         self._database = database
         self._alerter = alerter
-        self._paths = paths
+        self._places = places
         self._storage = storage
         self._hands = hands
         self._after_apply = after_apply
@@ -224,7 +224,7 @@ class Manager:
 
         try:
             self._hands.submit(
-                lambda: operations.apply(self._systemd, flags, who, paths=self._paths), done
+                lambda: applying.apply(self._systemd, flags, who, self._places), done
             )
         except BusyError:
             return False

@@ -154,8 +154,10 @@ def test_reload_applies_and_restarts_nothing(lab: Lab) -> None:
     lab.engine("three", order=3)
     lab.machine.run(["systemctl", "reload", "sparkd"])
     lab.machine.wait_until(
-        lambda: "three" in [e["name"] for e in lab.status()["engines"]]
-        and lab.one("three")["enabled"] == "enabled",
+        lambda: (
+            "three" in [e["name"] for e in lab.status()["engines"]]
+            and lab.one("three")["enabled"] == "enabled"
+        ),
         "the new engine is there",
     )
     shown = lab.until("one", "ready")
@@ -176,19 +178,32 @@ def test_a_broken_configuration_is_told_by_reload_and_changes_nothing(lab: Lab) 
 
 
 def test_an_apply_killed_half_way_is_finished_by_the_next_daemon(lab: Lab) -> None:
-    two_ready(lab)
-    lab.engine("three", order=3)
-    lab.apply("--dry-run")
+    before = two_ready(lab)
     lab.machine.run("systemctl stop sparkd")
-    # What is left when it is killed after the rename and before daemon-reload.
-    text = lab.machine.read("/etc/systemd/system/vllm-one.service")
-    lab.push("/etc/systemd/system/vllm-one.service", text + "\n")
-    lab.push("/var/lib/sparkd/apply-unfinished.json", '{"enable": ["vllm-one.service"]}')
-    lab.machine.run("systemctl disable vllm-one.service; systemctl start sparkd")
-    shown = lab.machine.show("vllm-one.service", "NeedDaemonReload", "UnitFileState", "ActiveState")
+    lab.engine("one", order=7)
+    lab.engine("three", order=3)
+    # Killed when the files are there and systemd knows nothing of them.
+    killed = """
+import os, signal
+from sparkd.adapters import applying
+from sparkd.adapters.systemctl_manager import Systemctl
+class Killed(Systemctl):
+    def enable(self, units):
+        os.kill(os.getpid(), signal.SIGKILL)
+applying.apply(Killed(), applying.Flags(), "root")
+"""
+    done = lab.machine.run(["/usr/bin/python3", "-c", killed], check=False)
+    assert done.returncode in {-9, 137}
+    shown = lab.machine.show("vllm-one.service", "NeedDaemonReload")
+    assert shown == {"NeedDaemonReload": "yes"}
+    lab.machine.run("systemctl start sparkd")
+    shown = lab.machine.show("vllm-one.service", "NeedDaemonReload", "ActiveState", "InvocationID")
     assert shown == {
-        "NeedDaemonReload": "no", "UnitFileState": "enabled", "ActiveState": "active",
+        "NeedDaemonReload": "no", "ActiveState": "active", "InvocationID": before["one"],
     }  # fmt: skip
+    assert lab.machine.show("vllm-three.service", "UnitFileState") == {"UnitFileState": "enabled"}
+    entries = lab.machine.journal(f"MESSAGE_ID={Event.APPLIED}")
+    assert "was cut short and is now complete" in entries[-1]["MESSAGE"]
 
 
 def test_the_bus_answers_root_and_refuses_strangers(lab: Lab) -> None:

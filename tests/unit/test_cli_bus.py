@@ -63,7 +63,7 @@ def test_reads_answers():
     assert bus_client.status()["version"] == "9"
     assert bus_client.incidents(7, "nemotron") == [{"limit": 7, "engine": "nemotron"}]
     answer = bus_client.apply(dry_run=True, force=False, prune=True)
-    assert answer == {"arguments": [True, False, True]}
+    assert answer == {"arguments": [True, False, True, ""]}
 
 
 @pytest.mark.usefixtures("peer")

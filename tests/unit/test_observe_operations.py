@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from sparkd.adapters import operations
+from sparkd.adapters.applying import Flags, Places, apply, repair
 from sparkd.adapters.config_view import Paths
-from sparkd.adapters.operations import Flags, apply, finish_interrupted, operate
+from sparkd.adapters.operations import operate
+from sparkd.adapters.revision_files import Revisions
 from sparkd.adapters.service_manager import BusError
 from sparkd.adapters.state_files import StateFiles
 from sparkd.adapters.unit_files import ApplyBusyError, apply_lock
@@ -78,8 +80,9 @@ class Bed:
         (self.paths.config / "engines.d").mkdir(parents=True)
         self.paths.units.mkdir()
         (self.paths.config / "sparkd.toml").write_text('[host]\nreserve = "1G"\n')
-        self.unfinished = folder / "unfinished.json"
+        self.revisions = Revisions(folder / "revisions")
         self.lock = folder / "lock"
+        self.places = Places(self.paths, folder / "revisions", self.lock, str(folder / "sparkd.db"))
         self.manager = Orders()
 
     def configure(self, name: str = "a", port: int = 8001) -> None:
@@ -87,15 +90,10 @@ class Bed:
         file.write_text(ENGINE.format(name=name, port=port))
 
     def apply(self, **flags: bool) -> dict[str, object]:
-        return apply(
-            self.manager, Flags(**flags), "tester",
-            paths=self.paths, unfinished=self.unfinished, lock=self.lock,
-        )  # fmt: skip
+        return apply(self.manager, Flags(**flags), "tester", self.places)
 
-    def finish(self) -> bool:
-        return finish_interrupted(
-            self.manager, paths=self.paths, unfinished=self.unfinished, lock=self.lock
-        )
+    def repair(self) -> str:
+        return repair(self.manager, self.places)
 
 
 @pytest.fixture
@@ -140,7 +138,7 @@ def test_apply_writes_enables_reloads_once_and_starts_no_engine(bed: Bed) -> Non
         ("reload",),
         ("start", "vllm.target", "ignore-dependencies"),
     ]
-    assert not bed.unfinished.exists()
+    assert bed.revisions.begun() is None
 
 
 def test_applying_again_does_nothing(bed: Bed) -> None:
@@ -206,15 +204,16 @@ def test_an_apply_that_was_cut_short_is_finished_by_the_next_start(bed: Bed, ste
     bed.manager.fails_at = step
     with pytest.raises(BusError):
         bed.apply()
-    assert bed.unfinished.exists()
+    assert bed.revisions.begun() is not None
     bed.manager = Orders()
-    assert bed.finish() is True
+    assert "revision 1 (apply by tester) was cut short and is now complete" in bed.repair()
     assert bed.manager.orders == [
         ("enable", "vllm-a.service", "vllm.target"),
         ("reload",),
         ("start", "vllm.target", "ignore-dependencies"),
     ]
-    assert bed.finish() is False
+    assert bed.revisions.begun() is None
+    assert bed.repair() == ""
 
 
 def test_or_by_the_next_apply(bed: Bed) -> None:
@@ -225,17 +224,4 @@ def test_or_by_the_next_apply(bed: Bed) -> None:
     bed.manager = Orders()
     assert bed.apply()["written"] == []
     assert ("enable", "vllm-a.service", "vllm.target") in bed.manager.orders
-    assert ("reload",) in bed.manager.orders
-
-
-def test_units_that_were_never_written_are_not_enabled(bed: Bed) -> None:
-    bed.configure()
-    bed.unfinished.write_text('{"enable": ["vllm-a.service"]}')
-    bed.finish()
-    assert [order[0] for order in bed.manager.orders] == ["reload", "start"]
-
-
-def test_a_torn_note_of_an_interrupted_apply_still_means_reload(bed: Bed) -> None:
-    bed.unfinished.write_text('{"ena')
-    assert bed.finish() is True
     assert ("reload",) in bed.manager.orders
