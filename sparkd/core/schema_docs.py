@@ -53,7 +53,3 @@ def roff(file: str) -> str:
 def _roff(text: str) -> str:
     plain = text.replace("`", "").replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{plain}" if plain.startswith((".", "'")) else plain
-
-
-if __name__ == "__main__":
-    print(markdown(), end="")  # noqa: T201
