@@ -12,6 +12,7 @@ import pytest
 
 from beds import real_vllm as vllm_bed
 from beds import rootfs
+from beds import vm as vm_bed
 from beds.cache import BedError
 from beds.container import Container, missing_tools
 
@@ -101,6 +102,15 @@ def vllm_container(layers: rootfs.Layers, real_vllm: vllm_bed.RealVllm) -> Itera
     """A booted machine with sparkd and a real vLLM at /opt/vllm, its model at /models/tiny."""
     with Container(layers, binds=real_vllm.binds(layers), limit=1800) as machine:
         yield machine
+
+
+@pytest.fixture(scope="session")
+def virtual_machines() -> None:
+    """Require that virtual machines can be booted here."""
+    lacking = vm_bed.missing_tools()
+    if lacking:
+        message = f"no virtual machine here: {', '.join(lacking)} is missing (see scripts/test)"
+        (pytest.fail if must_have_beds() else pytest.skip)(message)
 
 
 @pytest.fixture(scope="session")

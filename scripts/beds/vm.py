@@ -112,21 +112,22 @@ class Machine:
         self._line: socket.socket | None = None
         initrd = self.folder / "initrd"
         _chain(initrd, [*_archives(layers), self._own_archive(files or {})])
-        self._qemu = subprocess.Popen(
-            [
-                # It must not outlive a test run that is killed.
-                "timeout", "--kill-after=5", str(limit), "setpriv", "--pdeathsig=KILL",
-                "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-smp", str(cpus),
-                "-m", str(memory_mb), "-display", "none", "-no-reboot", "-nic", "none",
-                "-kernel", str(kernel()), "-initrd", str(initrd),
-                "-serial", f"file:{self.folder / 'console'}",
-                "-serial", f"unix:{self.folder / 'line'},server=on,wait=off",
-                "-append", f"{_KERNEL_ARGUMENTS} {kernel_arguments}",
-            ],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=(self.folder / "qemu").open("wb"),
-            start_new_session=True,
-        )  # fmt: skip
+        with (self.folder / "qemu").open("wb") as said:
+            self._qemu = subprocess.Popen(
+                [
+                    # It must not outlive a test run that is killed.
+                    "timeout", "--kill-after=5", str(limit), "setpriv", "--pdeathsig=KILL",
+                    "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-smp", str(cpus),
+                    "-m", str(memory_mb), "-display", "none", "-no-reboot", "-nic", "none",
+                    "-kernel", str(kernel()), "-initrd", str(initrd),
+                    "-serial", f"file:{self.folder / 'console'}",
+                    "-serial", f"unix:{self.folder / 'line'},server=on,wait=off",
+                    "-append", f"{_KERNEL_ARGUMENTS} {kernel_arguments}",
+                ],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=said,
+                start_new_session=True,
+            )  # fmt: skip
         try:
             self._connect()
             self._await(0, BOOT_LIMIT, "the boot")

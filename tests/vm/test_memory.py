@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When memory runs out: who is ended, by whom, and what is on record about it."""
+
+import json
+
+import pytest
+
+from tests.vm.field import FLOOR_MB, Field
+
+pytestmark = pytest.mark.vm
+
+LEFT_MB = FLOOR_MB * 2 // 3
+
+
+@pytest.mark.parametrize("field", ["bookworm", "trixie"], indirect=True)
+def test_a_kill_by_the_kernel_is_told_as_one(field: Field) -> None:
+    field.serve("big", extra='[memory]\nmax = "150M"\n', life={"memory_mib": 400})
+    field.begin()
+    body = json.dumps({"kind": "eat-memory"})
+    url = f"http://127.0.0.1:{field.ports['big']}/sim/die"
+    field.machine.run(
+        ["curl", "-sS", "-m", "60", "-H", "Content-Type: application/json", "-d", body, url],
+        check=False,
+    )
+    [death, *_] = field.until_dead("big", limit=120)
+    assert death["class"] == "kernel-oom-kill", death
+    assert field.killed()
+
+
+def test_what_is_starting_goes_and_what_serves_stays(field: Field) -> None:
+    life = field.serve("chat", order=10)
+    field.engine("late", order=20, life={"load_seconds": 400.0})
+    field.apply()
+    field.machine.run(["systemctl", "start", "--no-block", "vllm-late.service"])
+    field.until("late", "loading", limit=120)
+    field.begin()
+    field.hog(LEFT_MB)
+    [death, *_] = field.until_dead("late", limit=120)
+    assert death["class"] == "memory-guard", death
+    assert "memory.floor" in death["reason"]
+    assert field.memory_steps()[:3] == ["throttle-compilers", "hold-starts", "end-starting"]
+    field.machine.wait_until(
+        lambda: "starts are held" in field.one("late")["reason"], "the next start waits", limit=90
+    )
+    one = field.one("chat")
+    assert (one["state"], one["invocation_id"]) == ("ready", life)
+    assert not field.killed()
+    field.machine.run(["systemctl", "stop", "hog"])
+    field.machine.wait_until(lambda: "relax" in field.memory_steps(), "memory is back", limit=90)
+    field.until("late", "loading", limit=120)
+
+
+def test_what_serves_goes_only_where_it_may(field: Field) -> None:
+    field.configure(mode="act")
+    life = field.serve("chat", order=10)
+    field.serve("spare", order=20)
+    field.begin()
+    field.hog(LEFT_MB)
+    [death, *_] = field.until_dead("spare", limit=120)
+    assert (death["class"], death["was_ready"]) == ("memory-guard", True)
+    one = field.one("chat")
+    assert (one["state"], one["invocation_id"]) == ("ready", life)
+
+
+def test_the_drivers_word_holds_starts_at_once(field: Field) -> None:
+    field.begin()
+    line = "NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051)"
+    field.push("/bed/line", f"<3>{line}\n")
+    field.machine.run("cat /bed/line >/dev/kmsg")
+    field.machine.wait_until(lambda: len(field.memory_steps()) >= 2, "two steps")
+    assert field.memory_steps() == ["throttle-compilers", "hold-starts"]
+    assert field.guards()["memory"]["starts_held"]
+    assert field.metrics()["sparkd_starts_held"] == 1.0
