@@ -95,7 +95,7 @@ class State(NamedTuple):
     turns: Mapping[Key, float] = {}
     """Jobs whose turn it is, and since when."""
     seen: Mapping[Key, float] = {}
-    """When a job with a turn last had a compiler."""
+    """When a job that something drives last had a compiler."""
     frozen: Mapping[Key, float] = {}
     """Compilers that are to be frozen, and since when."""
     exempt: frozenset[Key] = frozenset()
@@ -132,7 +132,7 @@ def decide(state: State, compilers: Sequence[Compiler], policy: Policy, now: flo
     state = _remember(state, mine, now)
     # What somebody else stopped does not grow, and is not ours to continue.
     active = [c for c in mine if c.key in state.frozen or not c.stopped]
-    jobs = _jobs(active, state, now)
+    jobs = _jobs(active, state)
     turns, reason = _turns(jobs, state, policy, now)
     runs = {c.key for job in jobs if job.key in turns for c in job.compilers} | state.exempt
     freeze = [c for c in active if c.key not in runs and c.key not in state.frozen]
@@ -168,12 +168,12 @@ def _remember(state: State, compilers: Sequence[Compiler], now: float) -> State:
         peak=max([state.peak, *(c.rss for c in compilers)]) if compilers else 0,
         seen={
             **{job: at for job, at in state.seen.items() if now - at <= LINGER_S},
-            **{c.job: now for c in compilers},
+            **{c.job: now for c in compilers if c.job != c.key},
         },
     )
 
 
-def _jobs(compilers: Iterable[Compiler], state: State, now: float) -> list[_Job]:
+def _jobs(compilers: Iterable[Compiler], state: State) -> list[_Job]:
     """The compilers by the job they belong to, and the jobs that are between two stages."""
     found: dict[Key, list[Compiler]] = {}
     for compiler in compilers:
@@ -182,7 +182,7 @@ def _jobs(compilers: Iterable[Compiler], state: State, now: float) -> list[_Job]
     between = [
         _Job(key, "", ())
         for key in state.turns
-        if key not in found and now - state.seen.get(key, -LINGER_S) <= LINGER_S
+        if key not in found and key in state.seen
     ]
     return jobs + between
 
