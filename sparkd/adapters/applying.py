@@ -13,12 +13,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparkd import __version__
-from sparkd.adapters import config_files, config_restore, database, journal, model_files, proc
+from sparkd.adapters import (
+    caps_files,
+    config_files,
+    config_restore,
+    database,
+    journal,
+    model_files,
+    proc,
+)
 from sparkd.adapters.config_view import Paths, host_facts
 from sparkd.adapters.revision_files import FOLDER, Revisions
 from sparkd.adapters.service_manager import ServiceManager
 from sparkd.adapters.unit_files import LOCK_FILE, ApplyError, UnitDirectory, apply_lock
-from sparkd.core import apply_plan, events, marker, revisions, units
+from sparkd.core import apply_plan, caps, events, marker, revisions, units
 from sparkd.core import config as core_config
 from sparkd.core.apply_plan import DiskUnit, Kind, Plan, Removal, Write, text_hash
 from sparkd.core.config import Config, ConfigErrors, EngineConfig
@@ -70,20 +78,26 @@ def apply(
     """
     places = places or Places()
     if flags.dry_run:
-        _, _, plan = _planned(manager, flags, places)
-        return _report(plan, dry_run=True)
+        _, config, plan = _planned(manager, flags, places)
+        wanted = _caps_plan(config, flags, places)
+        return {**_report(plan, dry_run=True), "caps": _caps_report(wanted)}
     with apply_lock(places.lock):
         repaired = _repair(manager, places)
         sources, config, plan = _planned(manager, flags, places)
         if plan.changes_nothing:
-            return _report(plan, repaired=repaired)
+            capped = _apply_caps(config, flags, author, places)
+            if capped["written"] or capped["removed"]:
+                manager.reload()
+            return {**_report(plan, repaired=repaired), "caps": capped}
         revision = _begin(
             manager, places, plan, kind=revisions.Kind.APPLY, author=author, why=flags.why,
             sources=sources, config=config,
         )  # fmt: skip
+        # Before the units: the reload that ends this one is for both.
+        capped = _apply_caps(config, flags, author, places)
         revision = _carry_out(manager, places, revision, plan)
         _tell(revision, _summary(revision, plan))
-        return _report(plan, revision=revision, repaired=repaired)
+        return {**_report(plan, revision=revision, repaired=repaired), "caps": capped}
 
 
 def rollback(
@@ -147,6 +161,39 @@ def repair(manager: ServiceManager, places: Places | None = None) -> str:
         with apply_lock(places.lock):
             return _repair(manager, places)
     return _reload_missed(manager, places)
+
+
+# the compile caps, outside of the units and their revisions: they follow from sparkd.toml alone
+
+
+def _caps_plan(config: Config, flags: Flags, places: Places) -> caps.Plan:
+    on_disk = caps_files.read(places.paths.root)
+    return caps.plan(caps.render(config.host.compile), on_disk, force=flags.force)
+
+
+def _apply_caps(config: Config, flags: Flags, author: str, places: Places) -> dict[str, object]:
+    """Bring the caps to the other launch paths; what fails here does not keep the units back."""
+    plan = caps.Plan()
+    try:
+        plan = _caps_plan(config, flags, places)
+        caps_files.carry_out(plan, places.paths.root)
+    except ApplyError as error:
+        refusal = caps.Refusal("compile caps", f"not on every launch path: {error}")
+        return _caps_report(caps.Plan(refused=(*plan.refused, refusal)))
+    if plan.changes:
+        text = f"compile caps: wrote or removed {', '.join(c.path for c in plan.changes)}"
+        fields = {events.REASON: text, "SPARKD_AUTHOR": author, "SPARKD_VERB": "apply"}
+        priority = journal.Priority.NOTICE
+        journal.send(events.Event.OPERATOR, f"{text} (by {author})", priority=priority, **fields)
+    return _caps_report(plan)
+
+
+def _caps_report(plan: caps.Plan) -> dict[str, object]:
+    return {
+        "written": [change.path for change in plan.changes if change.text is not None],
+        "removed": [change.path for change in plan.changes if change.text is None],
+        "refused": [refusal._asdict() for refusal in plan.refused],
+    }
 
 
 # the plan

@@ -26,6 +26,13 @@ class Paths(NamedTuple):
     config: Path = config_files.CONFIG_DIRECTORY
     units: Path = UNIT_DIRECTORY
 
+    @property
+    def root(self) -> Path:
+        """The root of the machine whose unit directory this is; in a test, beside it."""
+        parts, below = self.units.parts, UNIT_DIRECTORY.parts[1:]
+        real = parts[-len(below) :] == below
+        return Path(*parts[: -len(below)]) if real else self.units.parent / "root"
+
 
 class View(NamedTuple):
     """One look. `config` is None when there has never been a good one."""

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from sparkd.adapters import systemctl
 from sparkd.adapters.service_manager import BusError
 
+BUSCTL = "/usr/bin/busctl"
 TIMEOUT_S = 10.0
 POLL_S = 0.02
 
@@ -59,7 +60,7 @@ def create(unit: str, slice_: str, description: str, pid: int, limits: Limits) -
 
 def _call(method: str, signature: str, *words: str) -> None:
     name, path = "org.freedesktop.systemd1", "/org/freedesktop/systemd1"
-    argv = ["busctl", "--system", "--no-pager", "call", name, path, f"{name}.Manager"]
+    argv = [BUSCTL, "--system", "--no-pager", "call", name, path, f"{name}.Manager"]
     try:
         done = subprocess.run(
             [*argv, method, signature, *words],

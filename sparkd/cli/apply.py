@@ -20,7 +20,7 @@ def run(args: Namespace) -> int:
     """Apply, or with --dry-run show what would be applied.
 
     Returns:
-        FAILURE when a unit was refused, else OK.
+        FAILURE when a unit or another file was refused, else OK.
 
     Raises:
         CliError: it was refused; every configuration error is a line of it.
@@ -31,7 +31,8 @@ def run(args: Namespace) -> int:
     else:
         shown = lines(answer, paint_for(sys.stdout, os.environ))
         print("\n".join(shown))
-    return Exit.FAILURE if answer.get("refused") else Exit.OK
+    refused = answer.get("refused") or (answer.get("caps") or {}).get("refused")
+    return Exit.FAILURE if refused else Exit.OK
 
 
 def _ask(args: Namespace) -> dict[str, Any]:
@@ -75,6 +76,7 @@ def lines(answer: Mapping[str, Any], paint: Paint) -> list[str]:
         unit, reason = neutralise(str(row["unit"])), neutralise(str(row["reason"]))
         shown.append(paint("red", f"{unit}: refused: {reason}"))
         shown += [f"    {line}" for line in diff_lines(str(row.get("diff") or ""), paint)]
+    shown += _caps_lines(answer.get("caps") or {}, would, paint)
     shown += [
         f"{neutralise(str(unit))}: its engine is gone from the configuration; it stays until"
         " 'sparkctl apply --prune'"
@@ -88,6 +90,18 @@ def lines(answer: Mapping[str, Any], paint: Paint) -> list[str]:
     if answer.get("revision"):
         shown.append(f"this is revision {answer['revision']}; 'sparkctl rollback' takes it back")
     return shown or ["nothing to do: the units are as the configuration says"]
+
+
+def _caps_lines(caps: Mapping[str, Any], would: str, paint: Paint) -> list[str]:
+    shown = [
+        f"{neutralise(str(path))}: {would}{what}"
+        for what in ("written", "removed")
+        for path in caps.get(what) or []
+    ]
+    for row in caps.get("refused") or []:
+        reason = neutralise(str(row["reason"]))
+        shown.append(paint("red", f"{neutralise(str(row['path']))}: refused: {reason}"))
+    return shown
 
 
 def diff_lines(diff: str, paint: Paint) -> list[str]:
