@@ -17,8 +17,11 @@ from systemd._reader import _Reader
 from sparkd.core import events
 from sparkd.core.lines import Source
 
-OWN_HELPERS = frozenset({b"await-slot", b"await-ready", b"post-mortem", b"with-credentials"})
-"""SYSLOG_IDENTIFIER of what the helpers print inside the unit; no engine output."""
+OWN_HELPERS = frozenset({b"await-slot", b"await-ready", b"post-mortem"})
+"""SYSLOG_IDENTIFIER of what the helpers print inside the unit; no engine output.
+
+Not with-credentials: it becomes the engine, whose whole output goes by that name.
+"""
 
 
 class Priority:
