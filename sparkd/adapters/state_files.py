@@ -184,9 +184,10 @@ def write_atomic(path: Path, text: str, mode: int = 0o640) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(path)
-    except OSError:
+    except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise
+        # An error of a descriptor does not say whose.
+        raise OSError(error.errno, error.strerror, str(path)) from error
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)

@@ -65,6 +65,15 @@ def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
     own_unit.end_well_when_stopped(options.unit)
     files = StateFiles()
+    try:
+        return _start(options, files)
+    except OSError as error:
+        # A start that cannot note its claim might not be the only one.
+        finding = Finding("await-slot", "", f"sparkd's own files: {error}", permanent=False)
+        return _refuse(options, files, finding, Status.NOT_READY)
+
+
+def _start(options: argparse.Namespace, files: StateFiles) -> int:
     _record_lost_life(options, files)
     held = _ledger_at_start(options.engine, files).held
     if held is not None:
@@ -264,7 +273,8 @@ def _give_up(
 def _refuse(
     options: argparse.Namespace, files: StateFiles, finding: Finding, status: Status
 ) -> int:
-    files.write_finding(options.unit, own_unit.invocation_id(), finding)
+    with contextlib.suppress(OSError):
+        files.write_finding(options.unit, own_unit.invocation_id(), finding)
     fix = f"; `sparkctl restart {options.engine}` releases it" if finding.cls == "held" else ""
     own_unit.fail(f"not started: {finding.reason}{fix}")
     notify.status(f"not started: {finding.reason}")
