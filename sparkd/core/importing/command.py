@@ -4,17 +4,16 @@
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from sparkd.core.importing import codes
 from sparkd.core.importing.model import (
+    Context,
     Launch,
-    Mount,
+    NotAServerError,
     Notebook,
     Origin,
-    Published,
     RefusalError,
-    Surroundings,
     Word,
 )
 from sparkd.core.importing.shell import Invocation, Shell
@@ -60,31 +59,6 @@ _WRAPPERS: Mapping[str, frozenset[str]] = {
     "command": frozenset(),
 }
 _POSITIONALS = {"timeout": 1, "flock": 1, "chrt": 1}
-
-
-class NotAServerError(RefusalError):
-    """The command starts no server at all: a helper before or after one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What is known around a command before it is looked at."""
-
-    origin: Origin
-    notebook: Notebook
-    surroundings: Surroundings
-    names: tuple[str, ...] = ()
-    environment: Mapping[str, Word] = field(default_factory=dict)
-    venv: Word | None = None
-    user: Word | None = None
-    group: Word | None = None
-    home: str | None = None
-    directory: str = ""
-    search_path: str = ""
-    depth: int = 0
-    image: Word | None = None
-    published: tuple[Published, ...] = ()
-    mounts: tuple[Mount, ...] = ()
 
 
 def follow(words: Sequence[Word], context: Context) -> list[Launch]:

@@ -11,11 +11,12 @@ from typing import Any
 import yaml
 
 from sparkd.core.importing import codes, container, docker, dot_env
-from sparkd.core.importing.command import Context, NotAServerError
 from sparkd.core.importing.container import Container
 from sparkd.core.importing.model import (
+    Context,
     Findings,
     Mount,
+    NotAServerError,
     Origin,
     Published,
     RefusalError,

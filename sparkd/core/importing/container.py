@@ -6,8 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sparkd.core.importing import codes
-from sparkd.core.importing.command import Context, NotAServerError, follow
-from sparkd.core.importing.model import Launch, Mount, Origin, Published, RefusalError, Word
+from sparkd.core.importing.command import follow
+from sparkd.core.importing.model import (
+    Context,
+    Launch,
+    Mount,
+    NotAServerError,
+    Origin,
+    Published,
+    RefusalError,
+    Word,
+)
 
 # Images whose entry point is vLLM's server: vllm/vllm-openai and its mirrors, from 0.11 on
 # `vllm serve`, before that `python3 -m vllm.entrypoints.openai.api_server`.

@@ -6,9 +6,15 @@ import posixpath
 from collections.abc import Mapping, Sequence
 
 from sparkd.core.importing import container, dot_env
-from sparkd.core.importing.command import Context, NotAServerError
 from sparkd.core.importing.container import Container
-from sparkd.core.importing.model import Launch, Mount, RefusalError, Word
+from sparkd.core.importing.model import (
+    Context,
+    Launch,
+    Mount,
+    NotAServerError,
+    RefusalError,
+    Word,
+)
 
 # Options of `run` without a value; every other one takes one.
 _SWITCHES = frozenset(

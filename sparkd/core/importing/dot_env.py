@@ -8,8 +8,12 @@ from typing import IO, NamedTuple, cast
 from dotenv.parser import parse_stream
 
 from sparkd.core.importing import codes
-from sparkd.core.importing.command import Context
-from sparkd.core.importing.model import Notebook, Origin, Word
+from sparkd.core.importing.model import (
+    Context,
+    Notebook,
+    Origin,
+    Word,
+)
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OPERATORS = (":-", ":?", ":+", "-", "?", "+")

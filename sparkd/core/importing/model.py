@@ -157,3 +157,28 @@ class Findings:
         source = f"{error.origin.source} ({label})" if label else error.origin.source
         place = f"line {error.origin.line}: " if error.origin.line else ""
         self.refused.append(Refused(source, place + without_secrets(error.reason)))
+
+
+class NotAServerError(RefusalError):
+    """The command starts no server at all: a helper before or after one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What is known around a command before it is looked at."""
+
+    origin: Origin
+    notebook: Notebook
+    surroundings: Surroundings
+    names: tuple[str, ...] = ()
+    environment: Mapping[str, Word] = field(default_factory=dict)
+    venv: Word | None = None
+    user: Word | None = None
+    group: Word | None = None
+    home: str | None = None
+    directory: str = ""
+    search_path: str = ""
+    depth: int = 0
+    image: Word | None = None
+    published: tuple[Published, ...] = ()
+    mounts: tuple[Mount, ...] = ()

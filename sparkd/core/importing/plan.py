@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from sparkd.core.config import ConfigErrors, Source, load
 from sparkd.core.importing import codes, compose, proposal, quadlet, unit
-from sparkd.core.importing.command import Context, follow_script
+from sparkd.core.importing.command import follow_script
 from sparkd.core.importing.model import (
+    Context,
     Findings,
     Launch,
     Note,

@@ -7,9 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from sparkd.core.importing import codes, container, docker, dot_env, unit_words
-from sparkd.core.importing.command import Context
 from sparkd.core.importing.container import Container
-from sparkd.core.importing.model import Findings, Origin, RefusalError, Surroundings, Word
+from sparkd.core.importing.model import (
+    Context,
+    Findings,
+    Origin,
+    RefusalError,
+    Surroundings,
+    Word,
+)
 from sparkd.core.importing.unit_text import Fragment, Setting, Unit, merge
 
 _COVERED = frozenset(

@@ -7,10 +7,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from sparkd.core.importing import codes, unit_words
-from sparkd.core.importing.command import Context, NotAServerError, follow
+from sparkd.core.importing.command import follow
 from sparkd.core.importing.model import (
+    Context,
     Findings,
     Launch,
+    NotAServerError,
     Origin,
     RefusalError,
     Surroundings,
