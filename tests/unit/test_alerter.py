@@ -2,6 +2,8 @@
 """The daemon's part in alerting: before the journal's position moves, off the loop, and once."""
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ from tests.unit.alert_receivers import Receiver
 from tests.unit.status_facts import engine, facts, record, unit
 
 LIMIT = 60.0
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Bench:
@@ -117,6 +120,20 @@ def test_nobody_configured_means_nothing_is_kept(bench: Bench) -> None:
     assert not Path(bench.places.disk).exists()
     assert not bench.alerter.test(lambda _done: None)
     assert bench.alerter.rows(10) == []
+
+
+def test_the_daemon_loads_an_http_library_for_a_webhook_only() -> None:
+    script = """
+import sys
+import sparkd.daemon.main
+from sparkd.adapters import alert_delivery
+for name in ("httpx", "httpcore", "rich", "click"):
+    assert not sys.modules.get(name), name
+alert_delivery.load_http()
+assert sys.modules["httpx"]
+assert not sys.modules.get("rich")
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=LIMIT, cwd=ROOT)
 
 
 def test_a_queue_that_cannot_be_written_is_said_and_costs_no_incident(
