@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BOOT_LIMIT = 240.0
+_FOLDERS = Path("/var/tmp")
+_PREFIX = "sparkd-vm-"
 _ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "LC_ALL": "C.UTF-8",
@@ -103,7 +105,9 @@ class Machine:
         lacking = missing_tools()
         if lacking:
             raise BedError(f"a virtual machine needs {', '.join(lacking)}")
-        self.folder = Path(tempfile.mkdtemp(prefix="sparkd-vm-", dir="/var/tmp"))
+        reap()
+        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_FOLDERS))
+        (self.folder / "owner").write_text(str(os.getpid()))
         self._answers: dict[int, dict[str, Any]] = {}
         self._changed = threading.Condition()
         self._sending = threading.Lock()
@@ -401,6 +405,15 @@ class Background:
             text = f"{done.stdout}{done.stderr}"
             raise BedError(f"{self._what!r}: exit status {done.returncode}\n{text}")
         return done
+
+
+def reap() -> None:
+    """Remove what test runs that were killed could not; their machines have died with them."""
+    for folder in _FOLDERS.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError, ValueError):
+            owner = int((folder / "owner").read_text())
+            if not Path(f"/proc/{owner}").exists():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def kernel() -> Path:

@@ -30,6 +30,8 @@ from sparkd.core.storm import Compiler
 from sparkd.daemon import log
 
 REST_S = 1.0
+OFF_S = 30.0
+"""With both guards off compilers are only counted."""
 BUSY_S = 0.2
 ALERT_S = 10.0
 """How long a trigger keeps the guard awake."""
@@ -39,7 +41,7 @@ REFRESH_S = 10.0
 """How often a hold of starts is said again; it expires by itself."""
 KILLERS_S = 300.0
 KILLERS = frozenset({"earlyoom", "systemd-oomd", "nohang", "oomd"})
-SILENT_S = 20.0
+SILENT_S = OFF_S + 15.0
 """A guard that has not looked for so long is stuck."""
 
 
@@ -173,6 +175,8 @@ class Guard:
         self._guard_storm(chosen, compilers, available, now)
         self._look_for_killers(now)
         self._publish(chosen, compilers)
+        if chosen.storm is storm.Mode.OFF and chosen.memory.mode is memory_guard.Mode.OFF:
+            return OFF_S
         busy = self._compilers.building or not self._memory.quiet or now < self._alert_until
         return BUSY_S if busy else REST_S
 
