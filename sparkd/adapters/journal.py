@@ -8,7 +8,7 @@ decodes every field of every entry (59k lines/s against 476k, measured).
 import contextlib
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from systemd._journal import sendv
@@ -107,6 +107,16 @@ def kernel_lines(since: float) -> Iterator[Entry]:
         reader.seek_realtime(int(since * 1e6))
         while reader._next():
             yield _entry(reader)
+
+
+def lines_of(units: Iterable[str], since: float) -> Iterator[tuple[str, str]]:
+    """What some units have logged since a wall-clock time: unit and message."""
+    with _Reader() as reader:
+        for unit in units:
+            reader.add_match(f"_SYSTEMD_UNIT={unit}")
+        reader.seek_realtime(int(since * 1e6))
+        while reader._next():
+            yield _text(_field(reader, "_SYSTEMD_UNIT")), _text(_field(reader, "MESSAGE"))
 
 
 def engine_events(engine: str, since: float, until: float) -> Iterator[tuple[float, str]]:

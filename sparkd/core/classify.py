@@ -222,6 +222,10 @@ class Classifier:
             return self._unit in message or ".service" not in message
         return not any(message.startswith(name) or f" {name}" in message for name in _FOREIGN_UNITS)
 
+    def is_ours(self, pid: int) -> bool:
+        """Whether a process is one of the engine's, as far as is known or its log has told."""
+        return pid in self._pids or pid in self._life.pids.values()
+
     def _concerns_us(self, match: Match) -> bool:
         groups = match.groups
         pid, task, cgroup = int(groups.get("pid", 0)), groups.get("task", ""), groups.get("cgroup")

@@ -31,7 +31,7 @@ class UnitAtEnd(NamedTuple):
 
 DAEMON = "sparkd"
 """The finder of a finding that says why the daemon ended a process that does not serve."""
-ENDED_IT = frozenset({DAEMON, "memory-guard"})
+ENDED_IT = frozenset({DAEMON, "memory-guard", "earlyoom", "systemd-oomd"})
 """Whose finding is the cause of the end: they ended the process themselves."""
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from sparkd.adapters import clock, journal, notify, systemctl
 from sparkd.adapters.catalogue import load_catalogue
 from sparkd.adapters.state_files import StateFiles
-from sparkd.core import burst, end_of_life, events
+from sparkd.core import burst, end_of_life, events, killers
 from sparkd.core.classify import Classifier, ExitState
 from sparkd.core.end_of_life import Finding, Record, UnitAtEnd
 from sparkd.core.lines import frame
@@ -184,9 +184,12 @@ def _entries(ending: Ending) -> Iterator[journal.Entry]:
     log = journal.InvocationLog(ending.invocation_id)
     log.skip_to_last(LINES_MAX)
     engine = log.read(until=time.monotonic() + READ_S)
-    since = max(_wall_time(ending.unit.inactive_exit), time.time() - KERNEL_S)
-    kernel = journal.kernel_lines(since)
+    kernel = journal.kernel_lines(_since(ending))
     return heapq.merge(engine, kernel, key=lambda entry: entry.realtime)
+
+
+def _since(ending: Ending) -> float:
+    return max(_wall_time(ending.unit.inactive_exit), time.time() - KERNEL_S)
 
 
 def _wall_time(monotonic_us: int) -> float:
@@ -201,6 +204,9 @@ def _judge(
     verdict = log.verdict(exit_state=ending.exit_state, requested=ending.requested)
     exit_state = ending.exit_state or log.exit_state or ExitState("", "", "")
     requested = verdict.label == Label.CLEAN_STOP if ending.requested is None else ending.requested
+    if finding is None and not requested:
+        told = journal.lines_of(killers.UNITS, _since(ending))
+        finding = killers.find(told, log.is_ours, ending.unit.cgroup)
     why = end_of_life.explain(verdict, finding, requested=requested)
     reason = why.reason
     if options.lost:
