@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sparkd.cli.terminal import STATE_COLOURS, Paint, columns, neutralise
-from sparkd.cli.times import ago, span, stamp
+from sparkd.cli.times import ago, clock, span, stamp
 
 Json = Mapping[str, Any]
 
@@ -152,6 +152,7 @@ def details(engine: Json, now: float, paint: Paint) -> list[str]:
         ("Invocation", _or_dash(engine["invocation_id"])),
         ("Config", _with(engine["config"], engine.get("config_reason"))),
         ("Boot", _boot(engine.get("boot"))),
+        ("Progress", _progress(engine.get("progress"), now)),
         ("Restarts", _restarts(engine["restarts"], now)),
         ("Last end", _last(engine.get("last_death"), now)),
     ]
@@ -202,9 +203,29 @@ def _boot(boot: Json | None) -> str:
 
 
 def _restarts(restarts: Json, now: float) -> str:
-    used = f"{restarts['used']} of {restarts['limit']} within {span(restarts['window_seconds'])}"
+    """The window's arithmetic: how many ends are left, and when there is one more."""
+    text = f"{restarts['used']} of {restarts['limit']} starts used"
     frees_at = restarts.get("frees_at")
-    return used if frees_at is None else f"{used}, the next is forgotten in {span(frees_at - now)}"
+    if frees_at is not None:
+        window = span(restarts["window_seconds"])
+        text += f"; the window of {window} frees one at {clock(frees_at, now)}"
+    in_a_row = restarts.get("in_a_row")
+    if in_a_row:
+        text += f"; {in_a_row} in a row without having served for 10 min in between"
+    return text
+
+
+def _progress(progress: Json | None, now: float) -> str:
+    """When tokens last flowed, and what is known of its stalls."""
+    if progress is None or not progress["last_progress"]:
+        return "-"
+    parts = [f"last seen {ago(progress['last_progress'], now)} ago"]
+    if progress["excuse"]:
+        parts.append(_text(progress["excuse"]))
+    longest = progress["longest_recovered_stall_seconds"]
+    if longest:
+        parts.append(f"longest stall that ended by itself {span(longest)}")
+    return ", ".join(parts)
 
 
 def _last(death: Json | None, now: float) -> str:

@@ -31,6 +31,12 @@ def stamp(moment: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
 
 
+def clock(moment: float, now: float) -> str:
+    """Local time of day, '14:05'; with the date when that is another day's."""
+    today = time.localtime(now)[:3] == time.localtime(moment)[:3]
+    return time.strftime("%H:%M" if today else "%Y-%m-%d %H:%M", time.localtime(moment))
+
+
 def parse_since(text: str, now: float) -> float:
     """Seconds since the epoch from '2h', '3d' (ago), '2026-11-29' or '2026-11-29 14:00' (local).
 

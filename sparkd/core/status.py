@@ -255,6 +255,7 @@ def _engine_json(facts: Facts, engine: EngineStatus) -> dict[str, object]:
             "limit": engine.budget.limit,
             "window_seconds": engine.budget.window,
             "frees_at": None if frees_in is None else round(facts.now.wall + frees_in, 3),
+            "in_a_row": known.ledger.streak,
         },
         "last_death": None if known.last is None else death_json(known.last),
         "boot": None if known.boot is None else _boot_json(known.boot),

@@ -2,6 +2,7 @@
 """The status for a person, from the JSON of the contract."""
 
 import copy
+import time
 
 import pytest
 
@@ -168,10 +169,33 @@ def test_details(status):
     assert (
         "Boot: ready after 3 min 3 s, vLLM 0.32.0, KV cache 1,048,576 tokens, concurrency 4.00"
     ) in text
-    assert "Restarts: 1 of 3 within 1 h, the next is forgotten in 1 min" in text
+    frees = time.strftime("%H:%M", time.localtime(NOW + 60))
+    assert f"Restarts: 1 of 3 starts used; the window of 1 h frees one at {frees}" in text
+    assert "Progress: -" in text
     assert ", engine-core-fatal, exit 0" in text
     assert "Evidence: EngineCore encountered a fatal error." in text
     assert "\x1b" not in text
+
+
+def test_details_tell_of_failures_in_a_row_and_of_progress(status):
+    progress = {
+        "last_progress": NOW - 12,
+        "stalled_since": None,
+        "stalled_seconds_total": 0.0,
+        "longest_recovered_stall_seconds": 840.0,
+        "log_lines_dropped": 0,
+        "excuse": "4 compilers run in its unit",
+    }
+    restarts = {"used": 2, "limit": 3, "window_seconds": 3600.0, "frees_at": None, "in_a_row": 2}
+    engine = {**status["engines"][0], "progress": progress, "restarts": restarts}
+    text = "\n".join(status_view.details(engine, NOW, PLAIN))
+    assert (
+        "Restarts: 2 of 3 starts used; 2 in a row without having served for 10 min in between"
+    ) in text
+    assert (
+        "Progress: last seen 12 s ago, 4 compilers run in its unit,"
+        " longest stall that ended by itself 14 min"
+    ) in text
 
 
 def test_details_of_an_engine_that_never_ran(status):

@@ -25,6 +25,7 @@ def test_the_contract_for_scripts_has_every_key() -> None:
         "memory_available_bytes": 100 << 30,
         "pressure_memory_full_avg10": 1.5,
         "compilers": {"count": 2, "rss_bytes": 7 << 30},
+        "guards": None,
     }
     assert value["slot"] == {"holder": None, "waiting": []}
     shown = value["engines"][0]
@@ -42,6 +43,7 @@ def test_the_contract_for_scripts_has_every_key() -> None:
     assert {key: shown[key] for key in wanted} == wanted
     assert shown["restarts"] == {
         "used": 1, "limit": 3, "window_seconds": 3600.0, "frees_at": NOW.wall + 3500,
+        "in_a_row": 0,
     }  # fmt: skip
     death = shown["last_death"]
     assert death["time"] == NOW.wall - 10
