@@ -136,7 +136,9 @@ VERBS: tuple[Verb, ...] = (
         Argument("COMMAND", "+", "the program and its arguments, after --"),
         (
             Option(("--engine",), "it takes as much memory as this engine", "ENGINE", "memory"),
-            Option(("--memory",), "it takes this much memory at most, such as 60G", "SIZE", "memory"),
+            Option(
+                ("--memory",), "it takes this much memory at most, such as 60G", "SIZE", "memory"
+            ),
             Option(("--user",), "run it as this user (default: who called sudo)", "USER"),
             Option(("--wait",), "wait until it may start instead of refusing"),
         ),
@@ -174,6 +176,17 @@ VERBS: tuple[Verb, ...] = (
         ),
         "path",
         own_arguments=True,
+    ),
+    Verb(
+        "doctor",
+        "doctor",
+        "look at everything once: host, caps, engines, units, next boot; ends with its findings",
+        None,
+        (
+            Option(("--values",), "also show the values that are at their defaults"),
+            Option(("--document",), "print every code as Markdown"),
+            JSON,
+        ),
     ),
     Verb(
         "incidents",

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks at units, their drop-ins and order, and for whoever else starts a server on this host."""
+
+import contextlib
+import json
+import pwd
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from sparkd.adapters.commands import output
+from sparkd.adapters.config_view import ConfigView, View
+from sparkd.adapters.revision_files import Revisions
+from sparkd.adapters.service_manager import Viewer
+from sparkd.adapters.state_files import StateFiles
+from sparkd.adapters.unit_files import UNIT_DIRECTORY
+from sparkd.core.config_state import UnitFile
+from sparkd.core.doctor.origins import DropIn
+from sparkd.core.doctor.units import TARGET, Facts, Host, Rival
+from sparkd.core.importing.unit_text import Fragment, parse
+from sparkd.core.unit_state import unit_of
+
+_SYSTEM_UNITS = (
+    "/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system",
+)  # fmt: skip
+_CRONTABS = ("/etc/crontab", "/etc/cron.d", "/var/spool/cron/crontabs", "/var/spool/cron")
+_DOCKERS = ("docker", "podman")
+_MAX_BYTES = 1 << 20
+_MAX_FILES = 5000
+# What `systemctl show` calls differently than a unit file.
+_SHOWN_AS = {
+    "TimeoutStartSec": "TimeoutStartUSec",
+    "TimeoutStopSec": "TimeoutStopUSec",
+    "RestartSec": "RestartUSec",
+    "StartLimitIntervalSec": "StartLimitIntervalUSec",
+}
+
+
+def look(viewer: Viewer, files: StateFiles | None = None) -> tuple[list[Facts], Host]:
+    """Every engine's unit and what lies around.
+
+    Raises:
+        BusError: systemd does not answer.
+    """
+    view = ConfigView().look()
+    files = files or StateFiles()
+    engines = [_engine(viewer, view, name, files) for name in view.names()]
+    named = {unit for engine in engines for unit in engine.after if unit.endswith(".service")}
+    missing = frozenset(unit for unit in named if viewer.unit(unit).load_state == "not-found")
+    target = viewer.unit(TARGET)
+    host = Host(
+        target_enabled=target.unit_file_state == "enabled",
+        stale_drop_ins=_stale_drop_ins(viewer),
+        missing_units=missing,
+        rivals=list(rivals()),
+        begun=_begun(),
+    )
+    return engines, host
+
+
+def _engine(viewer: Viewer, view: View, name: str, files: StateFiles) -> Facts:
+    unit = viewer.unit(unit_of(name))
+    config = view.engine(name)
+    facts = view.facts(name, None)
+    found = view.on_disk.get(unit_of(name))
+    text = "" if found is None else found.text
+    path = UNIT_DIRECTORY / unit_of(name)
+    held = files.ledger(name).held
+    return Facts(
+        name=name,
+        in_config=config is not None,
+        autostart=config is not None and config.autostart,
+        port=None if config is None else config.port,
+        file=facts.file or UnitFile.ABSENT,
+        file_detail=_touched(path),
+        matches=facts.matches,
+        load_state=unit.load_state,
+        unit_file_state=unit.unit_file_state,
+        need_reload=unit.need_daemon_reload,
+        after=_after(unit_of(name), text, unit.drop_ins),
+        held="" if held is None else held.reason,
+        order=50 if config is None else config.order,
+        drop_ins=_drop_ins(unit_of(name), text, unit.drop_ins),
+        active=unit.active_state == "active",
+    )
+
+
+def _touched(path: Path) -> str:
+    try:
+        status = path.lstat()
+    except OSError:
+        return "no file"
+    try:
+        owner = pwd.getpwuid(status.st_uid).pw_name
+    except KeyError:
+        owner = f"uid {status.st_uid}"
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.st_mtime))
+    return f"changed {when}, belongs to {owner}"
+
+
+def _after(unit: str, text: str, drop_ins: Sequence[str]) -> list[str]:
+    """Every unit that the text and its drop-ins name in After=; an empty one resets nothing."""
+    fragments = [Fragment(unit, text), *_fragments(drop_ins)]
+    settings = [setting for fragment in fragments for setting in parse(fragment)]
+    words = [
+        word
+        for setting in settings
+        if setting.section == "Unit" and setting.key == "After"
+        for word in setting.value.split()
+    ]
+    return [word for word in dict.fromkeys(words) if word.endswith(".service")]
+
+
+def _fragments(paths: Sequence[str]) -> Iterator[Fragment]:
+    for path in paths:
+        text = _text(Path(path))
+        if text is not None:
+            yield Fragment(path, text)
+
+
+def _drop_ins(unit: str, text: str, paths: Sequence[str]) -> list[DropIn]:
+    own: dict[str, str] = {}
+    for setting in parse(Fragment(unit, text)):
+        own[setting.key] = setting.value
+    lines = [
+        (fragment.path, setting) for fragment in _fragments(paths) for setting in parse(fragment)
+    ]
+    effective = _shown(unit, [setting.key for _, setting in lines])
+    return [
+        DropIn(
+            path=path,
+            line=setting.origin.line,
+            key=setting.key,
+            value=setting.value,
+            unit_value=own.get(setting.key),
+            effective=effective.get(_SHOWN_AS.get(setting.key, setting.key)),
+        )
+        for path, setting in lines
+    ]
+
+
+def _shown(unit: str, keys: Sequence[str]) -> dict[str, str]:
+    # A list of commands or variables says nothing that fits into a sentence.
+    names = {_SHOWN_AS.get(key, key) for key in keys if not key.startswith(("Exec", "Env"))}
+    if not names:
+        return {}
+    said = output(["systemctl", "show", f"--property={','.join(sorted(names))}", "--", unit])
+    return dict(row.split("=", 1) for row in (said or "").splitlines() if "=" in row)
+
+
+def _stale_drop_ins(viewer: Viewer) -> list[str]:
+    found = []
+    for base in ("/etc/systemd/system", "/run/systemd/system"):
+        with contextlib.suppress(OSError):
+            for folder in sorted(Path(base).glob("vllm-*.service.d")):
+                name = folder.name.removesuffix(".d")
+                # A prefix such as vllm-.service.d is for all of them.
+                if not name.endswith("-.service") and _is_gone(viewer, name):
+                    found.append(str(folder))
+    return found
+
+
+def _is_gone(viewer: Viewer, unit: str) -> bool:
+    seen = viewer.unit(unit)
+    return seen.load_state == "not-found" or (
+        seen.load_state == "loaded" and not seen.fragment_path
+    )
+
+
+def _begun() -> str:
+    with contextlib.suppress(OSError):
+        revision = Revisions().begun()
+        if revision is not None:
+            return f"revision {revision.number} ({revision.kind} by {revision.author})"
+    return ""
+
+
+# whoever else
+
+
+def rivals() -> Iterator[Rival]:
+    """Everything outside of sparkd's own units that would start a server by itself."""
+    yield from _unit_files()
+    yield from _cron()
+    for docker in _DOCKERS:
+        yield from _containers(docker)
+
+
+def _unit_files() -> Iterator[Rival]:
+    homes = [f"{home}/.config/systemd/user" for home in _homes()]
+    quadlets = [
+        "/etc/containers/systemd",
+        *(f"{home}/.config/containers/systemd" for home in _homes()),
+    ]
+    for folder in (*_SYSTEM_UNITS, "/etc/systemd/user", *homes, *quadlets):
+        for file in _files(Path(folder), (".service", ".container")):
+            text = _text(file)
+            if text is None or "[X-Sparkd]" in text or "vllm" not in text:
+                continue
+            kind = "user unit" if "/user" in folder or "/.config/" in folder else "unit"
+            ports = tuple(_published(text))
+            yield Rival(f"{kind} {file}", text, ports)
+
+
+def _published(text: str) -> Iterator[int]:
+    """Host ports of a quadlet's PublishPort=[IP:]HOST:CONTAINER."""
+    for line in text.splitlines():
+        key, _, value = line.partition("=")
+        if key.strip() == "PublishPort":
+            host = value.strip().rpartition(":")[0].rpartition(":")[2]
+            if host.isascii() and host.isdigit():
+                yield int(host)
+
+
+def _homes() -> list[Path]:
+    with contextlib.suppress(OSError):
+        return [Path("/root"), *sorted(Path("/home").iterdir())]
+    return [Path("/root")]
+
+
+def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    with contextlib.suppress(OSError):
+        names = sorted(folder.iterdir())[:_MAX_FILES]
+        return [file for file in names if file.suffix in suffixes and not file.is_symlink()]
+    return []
+
+
+def _cron() -> Iterator[Rival]:
+    for place in map(Path, _CRONTABS):
+        with contextlib.suppress(OSError):
+            files = sorted(place.iterdir()) if place.is_dir() else [place]
+            for file in files:
+                text = _text(file)
+                if text is not None and "vllm" in text:
+                    yield Rival(str(file), text)
+
+
+def _containers(docker: str) -> Iterator[Rival]:
+    """Containers that their engine starts again by itself, also after a reboot."""
+    numbers = (output([docker, "ps", "--all", "--quiet", "--no-trunc"]) or "").split()
+    if not numbers:
+        return
+    said = output([docker, "inspect", *numbers[:200]])
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        for container in json.loads(said or "[]"):
+            host = container.get("HostConfig") or {}
+            policy = str((host.get("RestartPolicy") or {}).get("Name") or "no")
+            if policy != "no":
+                name = str(container.get("Name") or "").lstrip("/")
+                who = f"{docker} container {name} (restart: {policy})"
+                yield Rival(who, _command(container), tuple(_bound(host)))
+
+
+def _command(container: Any) -> str:  # noqa: ANN401  (JSON)
+    config = container.get("Config") or {}
+    words = [config.get("Image"), *(config.get("Entrypoint") or []), *(config.get("Cmd") or [])]
+    network = str((container.get("HostConfig") or {}).get("NetworkMode"))
+    # Behind a network of its own only published ports are the host's.
+    return " ".join(str(word) for word in words) if network == "host" else ""
+
+
+def _bound(host: Any) -> Iterator[int]:  # noqa: ANN401  (JSON)
+    for bindings in (host.get("PortBindings") or {}).values():
+        for binding in bindings or []:
+            text = str(binding.get("HostPort") or "")
+            if text.isascii() and text.isdigit():
+                yield int(text)
+
+
+def _text(file: Path) -> str | None:
+    try:
+        if not file.is_file() or file.stat().st_size > _MAX_BYTES:
+            return None
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
