@@ -74,6 +74,7 @@ _GLUE = re.compile(
     r"|\.html(?=Traceback \(most recent call last\):)"
 )
 _BAR = re.compile(r"\d%\||\d% Completed \||\.html")
+_BAR_LITERALS = ("%|", "% Completed |", ".html")
 
 _ISO_TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?"
 _SHORT_TIME = (
@@ -166,10 +167,19 @@ def frame(raw: bytes | str, source: Source | None = None) -> list[Line]:
 
 def _frame_physical(physical: str, source: Source | None, lines: list[Line]) -> None:
     physical = physical.rstrip("\r")
-    found, rest = _unwrap(physical) if source in (None, Source.ENGINE) else (source, physical)
-    who = source or found
+    who, rest = source or Source.ENGINE, physical
+    if who is Source.ENGINE:
+        found, rest = _unwrap(physical)
+        who = source or found
     if who is not Source.ENGINE:
         lines.append(_bare(who, rest, physical))
+        return
+    process = _PROCESS.match(rest)
+    record = _RECORD.match(rest, process.end()) if process else None
+    if record:
+        # A line that starts with a whole record prefix is never cut: what follows may be a
+        # client's text, and a carriage return inside it is only a character.
+        lines.append(_line(rest, physical, process, record))
         return
     lines.extend(
         _parse(segment, physical if segment is rest else segment) for segment in _segments(rest)
@@ -207,18 +217,15 @@ def _unwrap(text: str) -> tuple[Source, str]:
 
 
 def _segments(text: str) -> list[str]:
-    """Cut a bare line where a record is glued behind a progress bar or a note without newline.
-
-    A line that starts with a whole record prefix is never cut: what follows may be a client's text,
-    and a carriage return inside it is only a character.
-    """
-    process = _PROCESS.match(text)
-    if process and _RECORD.match(text, process.end()):
-        return [text]
+    """Cut a bare line where a record is glued behind a progress bar or a note without newline."""
     segments: list[str] = []
     for part in text.split("\r") if "\r" in text else (text,):
         start = 0
-        if not part.startswith(_UVICORN) and _BAR.search(part):
+        if (
+            any(literal in part for literal in _BAR_LITERALS)  # far cheaper than the search
+            and not part.startswith(_UVICORN)
+            and _BAR.search(part)
+        ):
             for glue in _GLUE.finditer(part):
                 segments.append(part[start : glue.end()])
                 start = glue.end()
@@ -228,28 +235,36 @@ def _segments(text: str) -> list[str]:
 
 def _parse(text: str, shown: str) -> Line:
     process = _PROCESS.match(text)
-    start = process.end() if process else 0
-    record = _RECORD.match(text, start)
-    if process is None and record is None:
-        return _bare(Source.ENGINE, text, shown)
+    record = _RECORD.match(text, process.end() if process else 0)
+    return _line(text, shown, process, record)
+
+
+def _line(
+    text: str, shown: str, process: re.Match[str] | None, record: re.Match[str] | None
+) -> Line:
+    prefix = record or process
+    start = prefix.end() if prefix else 0
+    message, raw = _message_and_raw(text[start:], shown)
     return Line(
         Source.ENGINE,
         process["process"] if process else "",
         int(process["pid"]) if process else 0,
         record["level"] if record else "",
         record["file"].rpartition("/")[2] if record else "",
-        _message(text[record.end() if record else start :]),
-        neutralise(shown),
+        message,
+        raw,
     )
 
 
 def _bare(source: Source, text: str, shown: str) -> Line:
-    return Line(source, "", 0, "", "", _message(text), neutralise(shown))
+    return Line(source, "", 0, "", "", *_message_and_raw(text, shown))
 
 
-def _message(text: str) -> str:
-    text = neutralise(text, MESSAGE_CAP)
-    return text.rstrip()
+def _message_and_raw(text: str, shown: str) -> tuple[str, str]:
+    """Both forms of a line; `text` is part of `shown`, which is nearly always harmless as it is."""
+    if len(shown) <= RAW_CAP and shown.isprintable():
+        return text.rstrip(), shown
+    return neutralise(text, MESSAGE_CAP).rstrip(), neutralise(shown)
 
 
 def process_kind(process: str) -> str:
