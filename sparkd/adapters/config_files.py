@@ -53,6 +53,10 @@ def credential_errors(config: Config) -> list[ConfigError]:
                 key = f"credentials.{credential.name}"
                 path = credential.path
                 errors.append(ConfigError(engine.source, credential.line, key, path, rule))
+    for hook in config.host.alerts.webhooks:
+        if hook.credential is not None and (rule := _credential_rule(Path(hook.credential))):
+            key = f"alerts: credential of {hook.name}"
+            errors.append(ConfigError(HOST_FILE, 0, key, hook.credential, rule))
     return errors
 
 

@@ -13,7 +13,9 @@ APPLY_CONFIG = "io.github.sparkd.apply-config"
 """polkit actions; root needs none."""
 
 ERROR_PREFIX = "io.github.sparkd.Error."
-ERRORS = frozenset({"NoSuchEngine", "NotPermitted", "Busy", "Config", "Failed", "Held", "NoSuchIncident"})
+ERRORS = frozenset(
+    {"NoSuchEngine", "NoSuchIncident", "NotPermitted", "Busy", "Config", "Failed", "Held"}
+)
 """The last part of every error name that the daemon answers with."""
 
 INTROSPECTION = f"""

@@ -195,7 +195,6 @@ class Daemon:
             projection_failed=self._projector.failing,
         )
         self._watcher.adjust()
-        self._configure_alerts()
         self._alerter.watch(self._supervisor.status, self._storage)
         self._alerter.pump()
 
@@ -278,6 +277,7 @@ class Daemon:
         self._supervisor.observer.mark_everything()
         self._refresh()
         self._configure_guard()
+        self._configure_alerts()
         self._serve_metrics()
         if self._reload_asked:
             self._reload_asked = False

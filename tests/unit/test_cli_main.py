@@ -183,7 +183,8 @@ def test_a_malformed_argument_of_logs_is_2(invocation, lines):
 
 def incident(**changes):
     return {
-        "time": NOW, "id": "3f2a9c1d", "dark_seconds": 65.0, "engine": "nemotron", "class": "engine-core-fatal", "exit_code": 0,
+        "time": NOW, "id": "3f2a9c1d", "dark_seconds": 65.0,
+        "engine": "nemotron", "class": "engine-core-fatal", "exit_code": 0,
         "signal": None, "result": "success", "requested": False, "evidence": "fatal\x1b[2J error",
         "reason": "the engine core met a fatal error", "action": "restart",
         "action_reason": "death 1 of 3", "hint": "", **changes,
