@@ -81,7 +81,9 @@ class Systemd(ServiceManager):
         """
         path = path_of(name)
         unit = self._properties(path, f"{NAME}.Unit")
-        service = self._properties(path, f"{NAME}.Service")
+        # A guest's scope has none of these, nor their interface.
+        is_service = name.endswith(".service")
+        service = self._properties(path, f"{NAME}.Service") if is_service else unit
         job, job_path = _get(unit, "Job") or (0, "/")
         return UnitFacts(
             unit=name,

@@ -193,6 +193,11 @@ def _boot(boot: Json | None) -> str:
     if boot is None:
         return "-"
     parts = [f"ready after {span(float(boot['seconds']))}"]
+    if boot.get("kind") is not None:
+        why = f" ({_text(boot['kind_reason'])})" if boot.get("kind_reason") else ""
+        parts.append(f"a {_text(boot['kind'])} start{why}")
+    if boot.get("memory_peak_bytes") is not None:
+        parts.append(f"{size(float(boot['memory_peak_bytes']))} at its peak")
     if boot["vllm_version"] is not None:
         parts.append(f"vLLM {_text(boot['vllm_version'])}")
     if boot["kv_cache_tokens"] is not None:

@@ -31,6 +31,11 @@ class Boot(NamedTuple):
     kv_cache_tokens: int | None = None
     max_concurrency: float | None = None
     vllm_version: str | None = None
+    kind: str | None = None
+    """'cold' when it had to compile what a warm start finds."""
+    kind_reason: str | None = None
+    memory_peak: int | None = None
+    """Bytes by which available memory fell at most during the start."""
 
 
 class HostFacts(NamedTuple):
@@ -336,6 +341,9 @@ def _boot_json(boot: Boot) -> dict[str, object]:
         "kv_cache_tokens": boot.kv_cache_tokens,
         "max_concurrency": boot.max_concurrency,
         "vllm_version": boot.vllm_version,
+        "kind": boot.kind,
+        "kind_reason": boot.kind_reason,
+        "memory_peak_bytes": boot.memory_peak,
         "time": boot.time,
         "invocation_id": boot.invocation_id,
     }
@@ -351,7 +359,8 @@ def boot_from_json(value: Mapping[str, object]) -> Boot | None:
             "seconds": int() | float() as seconds,
         }:
             tokens, version = value.get("kv_cache_tokens"), value.get("vllm_version")
-            concurrency = value.get("max_concurrency")
+            concurrency, peak = value.get("max_concurrency"), value.get("memory_peak_bytes")
+            kind, reason = value.get("kind"), value.get("kind_reason")
             return Boot(
                 engine,
                 invocation,
@@ -360,5 +369,8 @@ def boot_from_json(value: Mapping[str, object]) -> Boot | None:
                 tokens if isinstance(tokens, int) else None,
                 float(concurrency) if isinstance(concurrency, int | float) else None,
                 version if isinstance(version, str) else None,
+                kind if isinstance(kind, str) else None,
+                reason if isinstance(reason, str) else None,
+                peak if isinstance(peak, int) else None,
             )
     return None

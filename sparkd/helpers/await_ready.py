@@ -135,11 +135,11 @@ class Foreseen:
     def to_json(self) -> dict[str, object]:
         """For the record of the start."""
         if self.outlook is None:
-            return {"kind": None, "kind_reason": None, "memory_peak_gib": None}
+            return {"kind": None, "kind_reason": None, "memory_peak_bytes": None}
         return {
             "kind": self.outlook.kind,
             "kind_reason": self.outlook.reason or None,
-            "memory_peak_gib": round((self.peak or 0) / admission.GIB, 2),
+            "memory_peak_bytes": self.peak,
         }
 
 
