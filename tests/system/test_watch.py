@@ -53,22 +53,31 @@ def test_dead_inside_alive_outside_is_ended_and_restarted(lab: Lab) -> None:
 
 def test_a_fatal_line_alone_ends_nothing(lab: Lab) -> None:
     life = ready(lab, "quoted", SHORT)
-    pid = lab.show("quoted", "MainPID")["MainPID"]
+    core = engine_core(lab, "quoted")
     line = (
-        f"(EngineCore pid={pid}) ERROR 11-29 10:00:00 [core.py:1]"
+        f"(EngineCore pid={core}) ERROR 11-29 10:00:00 [core.py:1]"
         " EngineCore encountered a fatal error."
     )
-    # As if the engine itself had printed it: into the very stream that journald reads.
+    # As if the engine itself had printed it: from a process of its control group.
+    cgroup = lab.show("quoted", "ControlGroup")["ControlGroup"]
     lab.push("/tmp/line", line + "\n")
-    lab.machine.run(f"cat /tmp/line >> /proc/{pid}/fd/1")
-    logged = lab.machine.wait_until(
-        lambda: [e for e in lab.machine.journal() if e.get("MESSAGE") == line], "it is logged"
+    lab.machine.run(
+        f"echo $$ > /sys/fs/cgroup{cgroup}/cgroup.procs"
+        " && { cat /tmp/line; sleep 2; } | systemd-cat --identifier=vllm"
     )
-    assert logged[0]["_SYSTEMD_UNIT"] == unit("quoted")
-    lab.machine.run(["sleep", "40"])
+    logged = [e for e in lab.machine.journal() if e.get("MESSAGE") == line]
+    assert [e["_SYSTEMD_UNIT"] for e in logged] == [unit("quoted")]
+    asked = lab.machine.wait_until(
+        lambda: [e for e in lab.machine.journal() if '"GET /health' in e.get("MESSAGE", "")][2:],
+        "sparkd asks the engine about it",
+        limit=90,
+    )
+    assert asked
+    lab.machine.run(["sleep", "20"])
     shown = lab.one("quoted")
     assert (shown["state"], shown["invocation_id"]) == ("ready", life)
     assert lab.incidents("quoted") == []
+    assert events(lab, Event.ENDED_BY_SPARKD) == []
 
 
 def test_a_hang_is_observed_and_left_alone(lab: Lab) -> None:

@@ -25,6 +25,7 @@ class RealLab(Lab):
         serve: str = "",
         credentials: dict[str, str] | None = None,
         checkpoint: str = "",
+        extra: str = "",
     ) -> None:
         port = self.ports.setdefault(name, 8100 + len(self.ports))
         pairs = "\n".join(f'{key} = "{path}"' for key, path in (credentials or {}).items())
@@ -34,6 +35,7 @@ class RealLab(Lab):
 model = "{checkpoint or self.checkpoint}"
 port = {port}
 order = {order}
+{extra}
 [runtime]
 venv = "{self.venv}"
 [serve]

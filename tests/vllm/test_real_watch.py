@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every way in which a real vLLM ends, fails to start or stands still, each answered rightly.
+
+One engine lives through all of it: a life takes about half a minute to load on two cores.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from sparkd.core.events import Event
+from tests.system.lab import HOST, unit
+from tests.vllm.real_lab import RealLab
+
+pytestmark = pytest.mark.vllm
+
+LIMIT = 300.0
+# So many deaths within minutes are the test's doing: neither holds nor pauses are wanted here.
+PATIENT = HOST.replace("burst = 3", "burst = 20").replace('window = "1h"', 'window = "10s"')
+HANG = '[hang]\nmode = "observe"\nafter = "10s"\ncanary = "10s"\n'
+NAME = "tiny"
+
+
+class Case(NamedTuple):
+    """One way to die, and what must be said of it."""
+
+    what: str
+    process: str
+    """Name of the process that gets the signal; '' for the main process."""
+    signal: str
+    under_load: bool
+    classes: frozenset[str]
+
+
+DEATHS = (
+    Case("EngineCore killed while idle", "VLLM::EngineCor", "KILL", False,
+         frozenset({"engine-core-killed"})),
+    Case("EngineCore killed under load", "VLLM::EngineCor", "KILL", True,
+         frozenset({"engine-core-killed"})),
+    Case("EngineCore aborted", "VLLM::EngineCor", "ABRT", False,
+         frozenset({"engine-core-aborted", "engine-core-killed"})),
+    Case("worker killed", "VLLM::Worker", "KILL", False, frozenset({"worker-died"})),
+    Case("worker segfaults under load", "VLLM::Worker", "SEGV", True,
+         frozenset({"worker-died", "segmentation-fault"})),
+    Case("a stranger's SIGTERM", "", "TERM", False, frozenset({"external-sigterm"})),
+)  # fmt: skip
+
+
+def pid_of(lab: RealLab, process: str) -> str:
+    """The engine's process of that name, or its main one."""
+    shown = lab.show(NAME, "MainPID", "ControlGroup")
+    if not process:
+        return shown["MainPID"]
+    script = (
+        f"for p in /proc/[0-9]*; do grep -q '{shown['ControlGroup']}$' $p/cgroup 2>/dev/null"
+        f" && grep -q '^{process}' $p/comm && basename $p; done; true"
+    )
+    return str(lab.machine.out(script).split()[0])
+
+
+@contextlib.contextmanager
+def load(lab: RealLab) -> Iterator[None]:
+    """Clients that keep the engine working."""
+    body = f'{{"model": "{NAME}", "prompt": "one", "max_tokens": 900, "ignore_eos": true}}'
+    url = f"http://127.0.0.1:{lab.ports[NAME]}/v1/completions"
+    script = f"""
+        for i in 1 2 3; do
+            while :; do
+                curl -s -m 60 -o /dev/null -H 'Content-Type: application/json' \
+                    -d '{body}' {url} || sleep 0.2
+            done &
+        done
+        wait
+    """
+    asking = lab.machine.start_background(["timeout", "120", "sh", "-c", script])
+    try:
+        lab.machine.wait_until(lambda: running(lab) > 0, "requests run", limit=60)
+        yield
+    finally:
+        asking.kill()
+
+
+def running(lab: RealLab) -> float:
+    page = lab.machine.run(
+        ["curl", "-s", "-m", "5", f"http://127.0.0.1:{lab.ports[NAME]}/metrics"], check=False
+    ).stdout
+    rows = [row for row in page.splitlines() if row.startswith("vllm:num_requests_running{")]
+    return float(rows[0].rsplit(" ", 1)[1]) if rows else 0.0
+
+
+def new_death(lab: RealLab, known: int, limit: float = 90.0) -> dict[str, Any]:
+    return lab.until_dead(NAME, known + 1, limit=limit)[0]
+
+
+def test_it_hangs_and_dies_in_every_way(real_lab: RealLab) -> None:
+    lab = real_lab
+    lab.push("/etc/sparkd/sparkd.toml", PATIENT)
+    lab.real_engine(NAME, extra=HANG)
+    lab.apply()
+    lab.ctl("start", NAME, "--wait", limit=LIMIT)
+
+    # A frozen engine, first: it costs no life.
+    life = lab.one(NAME)["invocation_id"]
+    core = pid_of(lab, "VLLM::EngineCor")
+    lab.machine.run(["kill", "-STOP", core])
+    stalled = lab.until(NAME, "stalled", limit=120)
+    assert "a request for one token" in stalled["reason"]
+    assert "left alone" in stalled["reason"]
+    health = f"http://127.0.0.1:{lab.ports[NAME]}/health"
+    code = ["curl", "-s", "-m", "5", "-o", "/dev/null", "-w", "%{http_code}", health]
+    assert lab.machine.out(code).strip() == "200", "which is why /health is not asked"
+    lab.machine.run(["kill", "-CONT", core])
+    assert lab.until(NAME, "ready", limit=120)["invocation_id"] == life
+    assert len(lab.machine.journal(f"MESSAGE_ID={Event.RECOVERED}")) == 1
+
+    wrong = {}
+    for count, case in enumerate(DEATHS):
+        lab.until(NAME, "ready", limit=LIMIT)
+        before = lab.one(NAME)["invocation_id"]
+        with load(lab) if case.under_load else contextlib.nullcontext():
+            lab.machine.run(["kill", f"-{case.signal}", pid_of(lab, case.process)])
+            death = new_death(lab, count)
+        if death["class"] not in case.classes:
+            wrong[case.what] = (death["class"], death["evidence"])
+        seen = (death["requested"], death["action"], death["was_ready"], death["exit_code"])
+        assert seen == (False, "restart", True, 0), (case.what, death)
+        assert death["invocation_id"] == before, case.what
+        assert len(lab.incidents(NAME)) == count + 1, f"{case.what}: exactly one incident"
+    assert wrong == {}
+
+    # An operator's stops: under load, and while it loads.
+    lab.until(NAME, "ready", limit=LIMIT)
+    with load(lab):
+        lab.ctl("stop", NAME, "--wait", limit=120)
+    stopped = lab.until(NAME, "stopped")
+    assert stopped["last_death"]["requested"] is True
+    lab.machine.run(["systemctl", "start", "--no-block", unit(NAME)])
+    lab.until(NAME, "loading", limit=60)
+    lab.machine.wait_until(
+        lambda: [e for e in log(lab) if "EngineCore pid=" in e], "its engine starts", limit=90
+    )
+    lab.ctl("stop", NAME, "--wait", limit=120)
+    last = lab.machine.wait_until(
+        lambda: lab.incidents(NAME)[len(DEATHS) + 1 :], "the stop in init is recorded"
+    )
+    assert last
+    newest = lab.incidents(NAME)[0]
+    assert (newest["requested"], newest["was_ready"], newest["action"]) == (True, False, "none")
+    assert lab.one(NAME)["state"] == "stopped"
+    assert len(lab.incidents(NAME)) == len(DEATHS) + 2
+
+
+def log(lab: RealLab) -> list[str]:
+    invocation = lab.show(NAME, "InvocationID")["InvocationID"]
+    entries = lab.machine.journal(f"_SYSTEMD_INVOCATION_ID={invocation}")
+    return [entry.get("MESSAGE", "") for entry in entries]
+
+
+def corrupt(lab: RealLab) -> str:
+    """A checkpoint whose weights are no longer what they were."""
+    lab.machine.run(f"cp -r {lab.checkpoint} /models/corrupt && chmod -R a+rX /models/corrupt")
+    lab.machine.run("head -c 64 /dev/urandom > /models/corrupt/model.safetensors")
+    return "/models/corrupt"
+
+
+def hollow(lab: RealLab) -> str:
+    """A folder without a model in it."""
+    lab.machine.run("mkdir -p /models/hollow")
+    del lab
+    return "/models/hollow"
+
+
+class Failure(NamedTuple):
+    """One way to fail a start."""
+
+    what: str
+    classes: frozenset[str]
+    exit_code: int
+    action: str
+    serve: str = ""
+    model: Callable[[RealLab], str] | None = None
+
+
+FAILURES = (
+    Failure("bad flag", frozenset({"bad-flag"}), 2, "hold", 'no-such-flag = "x"'),
+    Failure("KV cache too small", frozenset({"kv-too-small", "kv-below-max-len"}), 1, "hold",
+            "kv-cache-memory-bytes = 4096"),
+    Failure("model missing", frozenset({"model-missing", "unsupported-model"}), 1, "hold",
+            model=hollow),
+    Failure("corrupt weights", frozenset({"weights-corrupt"}), 1, "hold", model=corrupt),
+)  # fmt: skip
+
+
+def test_starts_that_fail(real_lab: RealLab) -> None:
+    lab = real_lab
+    wrong = {}
+    for count, failure in enumerate(FAILURES):
+        model = "" if failure.model is None else failure.model(lab)
+        lab.real_engine(NAME, serve=failure.serve, checkpoint=model)
+        lab.apply()
+        lab.ctl("start", NAME, check=False)
+        death = new_death(lab, count, limit=LIMIT)
+        seen = (death["requested"], death["was_ready"], death["exit_code"], death["action"])
+        expected = (False, False, failure.exit_code, failure.action)
+        if death["class"] not in failure.classes or seen != expected:
+            wrong[failure.what] = (death["class"], seen, death["evidence"], death["reason"])
+        assert len(lab.incidents(NAME)) == count + 1, failure.what
+        if failure.action == "hold":
+            assert lab.until(NAME, "held")["last_death"]["hint"]
+    assert wrong == {}
+
+    # A port that is taken is waited for, and its holder is named, before vLLM is even started.
+    lab.real_engine(NAME)
+    lab.apply()
+    port = str(lab.ports[NAME])
+    squatter = lab.machine.start_background(["timeout", "60", "python3", "-m", "http.server", port])
+    try:
+        lab.ctl("start", NAME)
+        waiting = lab.until(NAME, "waiting")
+        assert f"port {port} is still held by python3" in waiting["reason"]
+    finally:
+        squatter.kill()
+    lab.ctl("stop", NAME, "--wait")
