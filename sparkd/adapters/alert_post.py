@@ -19,7 +19,7 @@ from typing import NamedTuple
 from sparkd.adapters import alert_delivery
 from sparkd.adapters.alert_delivery import Outcome
 from sparkd.adapters.alert_queue import AlertQueue, Job, QueueError, Row
-from sparkd.core import alerts
+from sparkd.core import alert_limits, alerts
 from sparkd.core.alerts import Alert, Kind, Policy
 from sparkd.core.config_model import AlertConfig
 
@@ -199,7 +199,7 @@ class PostOffice:
         else:
             # random: no secret depends on it.
             jitter = random.random()  # noqa: S311
-            delay = alerts.retry_delay(job.failures + 1, jitter, outcome.retry_after)
+            delay = alert_limits.retry_delay(job.failures + 1, jitter, outcome.retry_after)
             queue.failed(job, outcome.detail, time.time() + delay)
         return Tried(job.destination, outcome)
 

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sparkd.core import alerts
-from sparkd.core.alerts import Admission, Alert, Past, Policy, Result
+from sparkd.core import alert_limits, alerts
+from sparkd.core.alert_limits import Admission, Past
+from sparkd.core.alerts import Alert, Policy, Result
 
 PATH = "/var/lib/sparkd/alerts.db"
 FALLBACK = "/run/sparkd/alerts.db"
@@ -106,7 +107,7 @@ class AlertQueue:
         self._db = _open(path, now)
         with self._transaction() as db:
             db.execute(
-                "INSERT OR IGNORE INTO meta VALUES ('since', ?)", (str(now - alerts.NEWS_S),)
+                "INSERT OR IGNORE INTO meta VALUES ('since', ?)", (str(now - alert_limits.NEWS_S),)
             )
 
     def close(self) -> None:
@@ -154,7 +155,7 @@ class AlertQueue:
     ) -> bool:
         if db.execute("SELECT 1 FROM alerts WHERE id = ?", (alert.id,)).fetchone():
             return False
-        admission = alerts.admit(alert, _past(db), policy, now)
+        admission = alert_limits.admit(alert, _past(db), policy, now)
         if admission is Admission.UNWANTED:
             return False
         send = admission is Admission.SEND
@@ -185,7 +186,7 @@ class AlertQueue:
             "SELECT payload, queued FROM alerts WHERE fate = 'suppressed' ORDER BY queued, id"
         ).fetchall()
         waiting = [(alert, float(at)) for text, at in rows if (alert := _alert(text)) is not None]
-        made = alerts.summary(waiting, policy, now)
+        made = alert_limits.summary(waiting, policy, now)
         if made is None:
             return False
         db.execute("UPDATE alerts SET fate = 'summarised' WHERE fate = 'suppressed'")
@@ -198,7 +199,7 @@ class AlertQueue:
         with self._transaction() as db:
             for name in destinations:
                 failures, next_at = _destination(db, name)
-                if not alerts.is_due(next_at, now):
+                if not alert_limits.is_due(next_at, now):
                     continue
                 job = _oldest(db, name, failures)
                 if job is not None:
@@ -216,7 +217,7 @@ class AlertQueue:
                 ).fetchone()
                 if waits:
                     next_at = _destination(db, name)[1]
-                    times.append(now if alerts.is_due(next_at, now) else next_at)
+                    times.append(now if alert_limits.is_due(next_at, now) else next_at)
         return min(times, default=None)
 
     def taken(self, job: Job) -> None:
@@ -407,13 +408,13 @@ def _bound(db: sqlite3.Connection, destinations: Sequence[str], now: float) -> N
     names = ", ".join("?" * len(destinations))
     _drop(db, f"destination NOT IN ({names})", destinations, "this destination is gone")
     old = "alert IN (SELECT id FROM alerts WHERE queued < ?)"
-    _drop(db, old, (now - alerts.KEEP_S,), "not taken for 7 days")
+    _drop(db, old, (now - alert_limits.KEEP_S,), "not taken for 7 days")
     for name in destinations:
         surplus = (
             "destination = ? AND number <= coalesce((SELECT number FROM deliveries WHERE"
             " destination = ? AND state = 'pending' ORDER BY number DESC LIMIT 1 OFFSET ?), 0)"
         )
-        _drop(db, surplus, (name, name, alerts.PENDING_MAX), "too many were waiting")
+        _drop(db, surplus, (name, name, alert_limits.PENDING_MAX), "too many were waiting")
     _forget(db)
 
 

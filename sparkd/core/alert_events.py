@@ -11,6 +11,33 @@ from sparkd.core.projection import Entry, Gap, Stall
 from sparkd.core.status import Boot, Status
 from sparkd.core.unit_state import State
 
+START_FACTOR = 1.5
+"""A start is slow when it takes this many times the slowest of the starts it is compared with."""
+START_HISTORY = 10
+"""How many earlier starts are looked at."""
+START_HISTORY_MIN = 3
+"""Fewer starts teach nothing."""
+START_MARGIN_S = 60.0
+"""A start of seconds varies by more than half without meaning anything."""
+
+
+START_HISTORY = 10
+"""How many earlier starts are looked at."""
+START_HISTORY_MIN = 3
+"""Fewer starts teach nothing."""
+START_MARGIN_S = 60.0
+"""A start of seconds varies by more than half without meaning anything."""
+
+
+START_HISTORY_MIN = 3
+"""Fewer starts teach nothing."""
+START_MARGIN_S = 60.0
+"""A start of seconds varies by more than half without meaning anything."""
+
+
+START_MARGIN_S = 60.0
+"""A start of seconds varies by more than half without meaning anything."""
+
 
 def from_events(
     entries: Sequence[Entry],
@@ -52,7 +79,7 @@ def _of_boot(
     boot: Boot, before: Darkness, starts: Sequence[tuple[float, str]]
 ) -> list[Alert | None]:
     found: list[Alert | None] = []
-    budget = alerts.start_budget(starts)
+    budget = start_budget(starts)
     if budget is not None and boot.seconds > budget:
         found.append(
             alerts.of_slow_start(boot.engine, boot.invocation_id, boot.time, boot.seconds, budget)
@@ -74,10 +101,24 @@ def from_status(status: Status, starts: Mapping[str, Sequence[tuple[float, str]]
         unit = engine.facts.unit
         if unit is None or engine.state is not State.LOADING or not unit.main_start:
             continue
-        budget = alerts.start_budget(starts.get(engine.name, ()))
+        budget = start_budget(starts.get(engine.name, ()))
         seconds = now - unit.main_start
         if budget is not None and seconds > budget and not status.facts.blind:
             found.append(
                 alerts.of_slow_start(engine.name, unit.invocation_id, now, seconds, budget)
             )
     return found
+
+
+def start_budget(starts: Sequence[tuple[float, str]], kind: str = "") -> float | None:
+    """How long a start may take, learned from earlier ones; None while there are too few.
+
+    Args:
+        starts: seconds and 'cold', 'warm' or '' of earlier starts that became ready, newest first.
+        kind: the same of the start in question; '' compares with every start, so that a cold one
+            that does not say so yet is not called slow for it.
+    """
+    alike = [seconds for seconds, its in starts if not kind or its in {kind, ""}][:START_HISTORY]
+    if len(alike) < START_HISTORY_MIN:
+        return None
+    return max(max(alike) * START_FACTOR, max(alike) + START_MARGIN_S)

@@ -1,12 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An alert as the request that a kind of receiver expects."""
+"""An alert in words, as JSON, and as the request that a kind of receiver expects."""
 
 import json
+from datetime import UTC, datetime
 from typing import NamedTuple
 
-from sparkd.core import alerts
-from sparkd.core.alerts import Alert, Kind
+from sparkd.core.alerts import Alert, Kind, sentence, span
 from sparkd.core.config_model import AlertFormat
+
+LATE_S = 120.0
+"""An alert that is sent so long after its event says when that was."""
+PENDING_MAX = 1000
+"""Alerts that may wait for one destination; then the oldest go first."""
+KEEP_S = 7 * 86400.0
+"""An alert that could not be delivered for so long is dropped."""
+NEWS_S = 3600.0
+"""An empty queue alerts on nothing older: enabling alerts does not retell the journal."""
+SUMMARY_S = 60.0
+"""A summary of what was suppressed comes after the deduplication window, at least so long after."""
+RETRY_FIRST_S = 5.0
+RETRY_CAP_S = 900.0
+HOUR_S = 3600.0
+
+START_FACTOR = 1.5
+"""A start is slow when it takes this many times the slowest of the starts it is compared with."""
+START_HISTORY = 10
+"""How many earlier starts are looked at."""
+START_HISTORY_MIN = 3
+"""Fewer starts teach nothing."""
+START_MARGIN_S = 60.0
+"""A start of seconds varies by more than half without meaning anything."""
+
 
 _TAGS = {
     Kind.DEATH: "boom",
@@ -39,7 +63,7 @@ def request(format_: AlertFormat, alert: Alert, host: str, now: float) -> Reques
                 ("Priority", "4" if alert.is_urgent else "3"),
                 ("Tags", _TAGS[alert.kind]),
             )
-            return Request(identity + headers, alerts.text(alert, host, now).encode())
+            return Request(identity + headers, text(alert, host, now).encode())
         case AlertFormat.SLACK:
             return Request(
                 (*identity, ("Content-Type", _JSON)), _json({"text": _slack(alert, host, now)})
@@ -50,7 +74,7 @@ def request(format_: AlertFormat, alert: Alert, host: str, now: float) -> Reques
 
 def stdin(alert: Alert, host: str, now: float) -> bytes:
     """What a command reads."""
-    return _json(alerts.to_json(alert, host, now))
+    return _json(to_json(alert, host, now))
 
 
 def _json(value: object) -> bytes:
@@ -59,10 +83,50 @@ def _json(value: object) -> bytes:
 
 def _slack(alert: Alert, host: str, now: float) -> str:
     """Slack's markup has three special characters; escaped, no text can mention or link."""
-    words = f"{alert.title}\n{alerts.text(alert, host, now)}"
+    words = f"{alert.title}\n{text(alert, host, now)}"
     return words.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _ascii(text: str) -> str:
     """A header's value: printable ASCII."""
     return "".join(c if " " <= c <= "~" else "?" for c in text)
+
+
+def text(alert: Alert, host: str, now: float) -> str:
+    """The message for a person: lines, the title not among them."""
+    lines = [alert.reason]
+    late = now - alert.time
+    if late >= LATE_S:
+        lines.append(f"This happened {span(late)} ago, at {utc(alert.time)}.")
+    if alert.action:
+        lines.append(f"Then: {sentence(alert.action)}")
+    if alert.evidence:
+        lines.append(f"Log: {alert.evidence}")
+    if alert.next_step:
+        lines.append(f"Next: {sentence(alert.next_step)}")
+    if alert.invocation_id and alert.kind in {Kind.DEATH, Kind.HELD}:
+        lines.append(f"More: sparkctl incident {alert.invocation_id[:8]}")
+    lines.append(f"Host: {host}")
+    return "\n".join(line for line in lines if line)
+
+
+def to_json(alert: Alert, host: str, now: float) -> dict[str, object]:
+    """The JSON that a generic webhook and a command get; members may be added, none renamed."""
+    return {
+        "version": 1,
+        **alert._asdict(),
+        "kind": str(alert.kind),
+        "engine": alert.engine or None,
+        "host": host,
+        "urgent": alert.is_urgent,
+        "age_seconds": round(max(0.0, now - alert.time), 1),
+        "text": text(alert, host, now),
+    }
+
+
+def utc(moment: float) -> str:
+    """A moment as '2026-11-29 14:03:11 UTC': who reads it may be elsewhere."""
+    try:
+        return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return "an unknown time"

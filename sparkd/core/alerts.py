@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which events somebody is told about, in what words, and how often.
+"""What somebody is told: an alert for each kind of event.
 
 Pure: an alert's `id` follows from the event alone, so an event that is read twice makes the same
 alert, and the queue takes it once. Text from an engine's log is neutralised here, and stripped of
@@ -7,8 +7,7 @@ what looks like a token; it only ever travels as data (a request's body, a comma
 """
 
 import hashlib
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -110,27 +109,6 @@ class Policy(NamedTuple):
     """Alerts per hour that are not urgent."""
 
 
-class Past(NamedTuple):
-    """An alert that was admitted earlier."""
-
-    key: str
-    time: float
-    """When it happened."""
-    queued: float
-    """When it was admitted."""
-    counts: bool = True
-    """Whether it counts towards the rate limit."""
-
-
-class Admission(StrEnum):
-    """Whether an alert goes out by itself."""
-
-    SEND = "send"
-    REPEATED = "repeated"
-    LIMITED = "limited"
-    UNWANTED = "unwanted"
-
-
 def alert_id(kind: str, engine: str, what: str) -> str:
     """The identity of what happened; `what` is an invocation, or whatever happens only once."""
     return hashlib.sha256("\0".join((kind, engine, what)).encode()).hexdigest()[:32]
@@ -156,7 +134,7 @@ def of_death(record: Record, policy: Policy) -> Alert | None:
     step = record.hint
     if held:
         release = f"sparkctl start {record.engine} starts it again"
-        step = f"{_sentence(record.hint)} When the cause is mended, {release}.".strip()
+        step = f"{sentence(record.hint)} When the cause is mended, {release}.".strip()
     return Alert(
         id=alert_id("end", record.engine, record.invocation_id),
         kind=kind,
@@ -269,130 +247,6 @@ def of_test(at: float, unique: str) -> Alert:
     )
 
 
-def start_budget(starts: Sequence[tuple[float, str]], kind: str = "") -> float | None:
-    """How long a start may take, learned from earlier ones; None while there are too few.
-
-    Args:
-        starts: seconds and 'cold', 'warm' or '' of earlier starts that became ready, newest first.
-        kind: the same of the start in question; '' compares with every start, so that a cold one
-            that does not say so yet is not called slow for it.
-    """
-    alike = [seconds for seconds, its in starts if not kind or its in {kind, ""}][:START_HISTORY]
-    if len(alike) < START_HISTORY_MIN:
-        return None
-    return max(max(alike) * START_FACTOR, max(alike) + START_MARGIN_S)
-
-
-# how often
-
-
-def admit(alert: Alert, past: Sequence[Past], policy: Policy, now: float) -> Admission:
-    """Whether this alert goes out by itself or is only counted for the next summary.
-
-    Repeats are judged by when things happened, so that what is read late after an outage of sparkd
-    is not taken for a burst; the rate by when alerts are sent.
-    """
-    if alert.kind in {Kind.SUMMARY, Kind.TEST}:
-        return Admission.SEND
-    if alert.kind not in policy.kinds:
-        return Admission.UNWANTED
-    if any(p.key == alert.key and abs(alert.time - p.time) < policy.dedup_s for p in past):
-        return Admission.REPEATED
-    recent = sum(p.counts and 0 <= now - p.queued < HOUR_S for p in past)
-    if not alert.is_urgent and recent >= policy.limit:
-        return Admission.LIMITED
-    return Admission.SEND
-
-
-def summary(suppressed: Sequence[tuple[Alert, float]], policy: Policy, now: float) -> Alert | None:
-    """One alert for all that were suppressed, once the first of them has waited long enough.
-
-    Args:
-        suppressed: alerts and when they were suppressed, oldest first.
-        policy: `[alerts]`.
-        now: seconds since the epoch.
-    """
-    if not suppressed:
-        return None
-    waited = now - suppressed[0][1]
-    if 0 <= waited < max(policy.dedup_s, SUMMARY_S):
-        return None
-    counts = Counter((a.kind, a.engine, a.subject) for a, _ in suppressed)
-    parts = [_counted(*what, count) for what, count in counts.most_common(10)]
-    if len(counts) > 10:
-        parts.append(f"and {len(counts) - 10} other kinds")
-    total = len(suppressed)
-    return Alert(
-        id=alert_id(Kind.SUMMARY, "", "".join(sorted(a.id for a, _ in suppressed))),
-        kind=Kind.SUMMARY,
-        engine="",
-        subject="",
-        time=max(a.time for a, _ in suppressed),
-        title=f"{total} more alert{'' if total == 1 else 's'} suppressed",
-        reason="; ".join(parts) + ".",
-        next_step="sparkctl incidents shows each of them.",
-    )
-
-
-def _counted(kind: Kind, engine: str, subject: str, count: int) -> str:
-    about = f" of {engine}" if engine else ""
-    which = f" ({subject})" if subject and kind is not Kind.HELD else ""
-    return f"{count} x {kind}{about}{which}"
-
-
-def retry_delay(failures: int, jitter: float, asked: float | None = None) -> float:
-    """Seconds until the next attempt: doubling from 5 s to 15 min, 25 % up or down.
-
-    Args:
-        failures: attempts that failed in a row, at least 1.
-        jitter: from 0 to 1, so that receivers that come back are not met by everybody at once.
-        asked: what the receiver asked for (Retry-After); heeded up to the same cap.
-    """
-    delay = min(RETRY_CAP_S, RETRY_FIRST_S * 2.0 ** min(failures - 1, 16))
-    delay *= 0.75 + 0.5 * min(max(jitter, 0.0), 1.0)
-    return min(RETRY_CAP_S, max(delay, asked or 0.0))
-
-
-def is_due(next_at: float, now: float) -> bool:
-    """Whether it is time for another attempt; a clock that was set back does not delay it."""
-    return next_at <= now or next_at - now > RETRY_CAP_S
-
-
-# in words
-
-
-def text(alert: Alert, host: str, now: float) -> str:
-    """The message for a person: lines, the title not among them."""
-    lines = [alert.reason]
-    late = now - alert.time
-    if late >= LATE_S:
-        lines.append(f"This happened {span(late)} ago, at {utc(alert.time)}.")
-    if alert.action:
-        lines.append(f"Then: {_sentence(alert.action)}")
-    if alert.evidence:
-        lines.append(f"Log: {alert.evidence}")
-    if alert.next_step:
-        lines.append(f"Next: {_sentence(alert.next_step)}")
-    if alert.invocation_id and alert.kind in {Kind.DEATH, Kind.HELD}:
-        lines.append(f"More: sparkctl incident {alert.invocation_id[:8]}")
-    lines.append(f"Host: {host}")
-    return "\n".join(line for line in lines if line)
-
-
-def to_json(alert: Alert, host: str, now: float) -> dict[str, object]:
-    """The JSON that a generic webhook and a command get; members may be added, none renamed."""
-    return {
-        "version": 1,
-        **alert._asdict(),
-        "kind": str(alert.kind),
-        "engine": alert.engine or None,
-        "host": host,
-        "urgent": alert.is_urgent,
-        "age_seconds": round(max(0.0, now - alert.time), 1),
-        "text": text(alert, host, now),
-    }
-
-
 def from_json(value: Mapping[str, object]) -> Alert | None:
     """An alert as the queue keeps it; None when another version wrote something else."""
     members = {name: value.get(name, "") for name in Alert._fields}
@@ -412,16 +266,7 @@ def span(seconds: float) -> str:
     return seconds_text(max(0.0, seconds)) if seconds < 172_800 else f"{seconds / 86400:.1f} days"
 
 
-def utc(moment: float) -> str:
-    """A moment as '2026-11-29 14:03:11 UTC': who reads it may be elsewhere."""
-    from datetime import UTC, datetime  # noqa: PLC0415  (only a late alert needs it)
-
-    try:
-        return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (ValueError, OverflowError, OSError):
-        return "an unknown time"
-
-
-def _sentence(words: str) -> str:
+def sentence(words: str) -> str:
+    """The words with a full stop."""
     words = words.strip()
     return words if not words or words.endswith((".", "!", "?")) else f"{words}."

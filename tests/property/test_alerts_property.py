@@ -4,8 +4,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkd.core import alerts, darkness
-from sparkd.core.alerts import Admission, Alert, Kind, Past, Policy
+from sparkd.core import alert_formats, alert_limits, alerts, darkness
+from sparkd.core.alert_limits import Admission, Past
+from sparkd.core.alerts import Alert, Kind, Policy
 from sparkd.core.darkness import Darkness, Stopped
 from sparkd.core.status import Boot
 from tests.unit.status_facts import record
@@ -38,7 +39,7 @@ def test_each_wanted_alert_is_sent_or_summed_up_once_and_the_rate_holds(found, p
     summed: list[str] = []
 
     def look_for_summary() -> None:
-        made = alerts.summary(waiting, policy, now)
+        made = alert_limits.summary(waiting, policy, now)
         if made is not None:
             summed.extend(alert.id for alert, _ in waiting)
             assert made.title.startswith(f"{len(waiting)} more alert")
@@ -49,7 +50,7 @@ def test_each_wanted_alert_is_sent_or_summed_up_once_and_the_rate_holds(found, p
         now += pause
         look_for_summary()
         alert = Alert(str(number), kind, engine, subject, now - age, "t", "r")
-        admission = alerts.admit(alert, past, policy, now)
+        admission = alert_limits.admit(alert, past, policy, now)
         assert (admission is Admission.UNWANTED) == (kind not in policy.kinds)
         if admission is Admission.UNWANTED:
             continue
@@ -68,7 +69,7 @@ def test_each_wanted_alert_is_sent_or_summed_up_once_and_the_rate_holds(found, p
     assert set(ids) == wanted
     calm = [at for at, alert in sent if not alert.is_urgent]
     for at in calm:
-        assert sum(at <= other < at + alerts.HOUR_S for other in calm) <= policy.limit
+        assert sum(at <= other < at + alert_limits.HOUR_S for other in calm) <= policy.limit
     for number, (_, one) in enumerate(sent):
         for _, other in sent[:number]:
             assert one.key != other.key or abs(one.time - other.time) >= policy.dedup_s
@@ -76,8 +77,8 @@ def test_each_wanted_alert_is_sent_or_summed_up_once_and_the_rate_holds(found, p
 
 @given(st.integers(1, 10**9), st.floats(-1, 2), st.none() | st.floats(0, 1e12))
 def test_a_retry_is_never_at_once_and_never_later_than_the_cap(failures, jitter, asked) -> None:
-    delay = alerts.retry_delay(failures, jitter, asked)
-    assert 3.75 <= delay <= alerts.RETRY_CAP_S
+    delay = alert_limits.retry_delay(failures, jitter, asked)
+    assert 3.75 <= delay <= alert_limits.RETRY_CAP_S
 
 
 @given(st.text(max_size=2000), st.text(max_size=2000))
@@ -85,7 +86,7 @@ def test_no_text_of_a_log_makes_another_line(evidence, reason) -> None:
     dead = record(evidence=evidence, reason=reason or "x")
     alert = alerts.of_death(dead, Policy(frozenset({Kind.DEATH}), 0, 1))
     assert alert is not None
-    words = alerts.text(alert, "spark", alert.time)
+    words = alert_formats.text(alert, "spark", alert.time)
     assert len(words.split("\n")) <= 6
     assert all(line.isprintable() for line in words.split("\n"))
     assert alerts.from_json(alert._asdict()) == alert

@@ -19,7 +19,7 @@ import pytest
 from sparkd.adapters import alert_delivery, alert_queue
 from sparkd.adapters.alert_post import Places, PostOffice
 from sparkd.adapters.alert_queue import AlertQueue, QueueError
-from sparkd.core import alerts
+from sparkd.core import alert_limits, alerts
 from sparkd.core.alerts import Alert, Kind
 from sparkd.core.config import Source, load
 from sparkd.core.config_model import AlertConfig, AlertFormat, Webhook
@@ -491,7 +491,7 @@ def test_a_new_queue_tells_news_only(receiver: Receiver, places: Places) -> None
 def test_the_queue_is_bounded_and_says_what_it_dropped(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alerts, "PENDING_MAX", 5)
+    monkeypatch.setattr(alert_limits, "PENDING_MAX", 5)
     office = PostOffice(
         config(f'webhook = "http://127.0.0.1:{closed_port()}/"\nrate-limit = 1000'), places
     )
@@ -507,7 +507,7 @@ def test_what_nobody_takes_for_a_week_is_dropped(
 ) -> None:
     office = PostOffice(config(f'webhook = "http://127.0.0.1:{closed_port()}/"'), places)
     office.enter([death(1)])
-    later = time.time() + alerts.KEEP_S + 1
+    later = time.time() + alert_limits.KEEP_S + 1
     monkeypatch.setattr("sparkd.adapters.alert_post.time.time", lambda: later)
     office.enter([])
     assert office.figures() == ({("death", "dropped"): 1}, 0)

@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from sparkd.core import alert_events, alert_formats, alert_settings, alerts, darkness
-from sparkd.core.alerts import Admission, Kind, Past, Policy
+from sparkd.core import alert_events, alert_formats, alert_limits, alert_settings, alerts, darkness
+from sparkd.core.alert_limits import Admission, Past
+from sparkd.core.alerts import Kind, Policy
 from sparkd.core.config import ConfigErrors, Source, load
 from sparkd.core.config_model import AlertFormat
 from sparkd.core.darkness import Darkness, Stopped
@@ -40,7 +41,7 @@ def test_the_configuration_and_the_core_know_the_same_kinds():
 def test_a_death_is_told_with_reason_evidence_and_what_follows():
     (alert,) = made(record(hint="look at dmesg"))
     assert alert.kind is Kind.DEATH
-    words = alerts.text(alert, "spark-1", alert.time + 1)
+    words = alert_formats.text(alert, "spark-1", alert.time + 1)
     assert alert.title == "a died: engine-core-fatal"
     for part in (
         "the engine core died",
@@ -103,7 +104,7 @@ def test_an_event_makes_the_same_alert_however_often_it_is_read():
 def test_text_from_a_log_can_neither_drive_a_terminal_nor_forge_a_line(where):
     evil = f"x\x1b[2Jy\nHost: elsewhere\u202e {TOKEN} <!channel> & `z`"
     (alert,) = made(record(**{where: evil}))
-    words = f"{alert.title}\n{alerts.text(alert, 'h', AT)}"
+    words = f"{alert.title}\n{alert_formats.text(alert, 'h', AT)}"
     assert words.count("\nHost: ") == 1
     assert "\x1b" not in words
     assert "\u202e" not in words
@@ -144,14 +145,14 @@ def test_what_another_version_queued_is_left_out(broken):
 
 
 def test_a_start_is_slow_by_what_earlier_ones_took():
-    assert alerts.start_budget([(600, "warm")] * 2) is None
-    assert alerts.start_budget([(600, "warm")] * 3) == 900
-    assert alerts.start_budget([(10, "")] * 3) == 70
+    assert alert_events.start_budget([(600, "warm")] * 2) is None
+    assert alert_events.start_budget([(600, "warm")] * 3) == 900
+    assert alert_events.start_budget([(10, "")] * 3) == 70
     mixed = [(100, "warm"), (1000, "cold"), (120, "warm"), (110, "warm")]
-    assert alerts.start_budget(mixed) == 1500
-    assert alerts.start_budget(mixed, "warm") == 180
-    assert alerts.start_budget([(9000, "")] + [(100, "")] * 20) == 13500
-    assert alerts.start_budget([(100, "")] * 10 + [(9000, "")]) == 160
+    assert alert_events.start_budget(mixed) == 1500
+    assert alert_events.start_budget(mixed, "warm") == 180
+    assert alert_events.start_budget([(9000, "")] + [(100, "")] * 20) == 13500
+    assert alert_events.start_budget([(100, "")] * 10 + [(9000, "")]) == 160
 
 
 def test_a_slow_start_is_one_alert_whether_seen_before_or_after_it_was_ready():
@@ -186,62 +187,64 @@ def test_the_same_within_the_window_is_told_once():
     first = alert(time=AT)
     for later, admission in ((599, Admission.REPEATED), (600, Admission.SEND)):
         again = alert(id="x", time=AT + later)
-        assert alerts.admit(again, [past(first)], EVERYTHING, AT + later) is admission
+        assert alert_limits.admit(again, [past(first)], EVERYTHING, AT + later) is admission
     other = alert(id="x", subject="oom", time=AT + 1)
-    assert alerts.admit(other, [past(first)], EVERYTHING, AT + 1) is Admission.SEND
+    assert alert_limits.admit(other, [past(first)], EVERYTHING, AT + 1) is Admission.SEND
 
 
 def test_deaths_hours_apart_that_are_read_together_are_no_repeats():
     first = alert(time=AT - 40000)
-    assert alerts.admit(alert(id="x", time=AT), [past(first)], EVERYTHING, AT) is Admission.SEND
+    assert (
+        alert_limits.admit(alert(id="x", time=AT), [past(first)], EVERYTHING, AT) is Admission.SEND
+    )
 
 
 def test_the_rate_bounds_all_but_what_is_urgent():
     many = [past(alert(subject=str(n))) for n in range(20)]
-    assert alerts.admit(alert(), many, EVERYTHING, AT + 60) is Admission.LIMITED
+    assert alert_limits.admit(alert(), many, EVERYTHING, AT + 60) is Admission.LIMITED
     held = alert(kind=Kind.HELD, subject="z")
-    assert alerts.admit(held, many, EVERYTHING, AT + 60) is Admission.SEND
-    assert alerts.admit(alert(), many, EVERYTHING, AT + 3600) is Admission.SEND
+    assert alert_limits.admit(held, many, EVERYTHING, AT + 60) is Admission.SEND
+    assert alert_limits.admit(alert(), many, EVERYTHING, AT + 3600) is Admission.SEND
     urgent = [p._replace(counts=False) for p in many]
-    assert alerts.admit(alert(), urgent, EVERYTHING, AT + 60) is Admission.SEND
+    assert alert_limits.admit(alert(), urgent, EVERYTHING, AT + 60) is Admission.SEND
 
 
 def test_unwanted_kinds_are_not_told():
     nothing = EVERYTHING._replace(kinds=frozenset())
-    assert alerts.admit(alert(), [], nothing, AT) is Admission.UNWANTED
+    assert alert_limits.admit(alert(), [], nothing, AT) is Admission.UNWANTED
     test = alerts.of_test(AT, "x")
-    assert alerts.admit(test, [], nothing, AT) is Admission.SEND
+    assert alert_limits.admit(test, [], nothing, AT) is Admission.SEND
 
 
 def test_what_was_suppressed_is_summed_up_once():
     rows = [(alert(id=str(n)), AT) for n in range(3)]
     rows.append((alert(id="z", subject="oom", engine="b"), AT + 1))
-    assert alerts.summary([], EVERYTHING, AT) is None
-    assert alerts.summary(rows, EVERYTHING, AT + 599) is None
-    summed = alerts.summary(rows, EVERYTHING, AT + 600)
+    assert alert_limits.summary([], EVERYTHING, AT) is None
+    assert alert_limits.summary(rows, EVERYTHING, AT + 599) is None
+    summed = alert_limits.summary(rows, EVERYTHING, AT + 600)
     assert summed is not None
     assert summed.title == "4 more alerts suppressed"
     assert summed.reason == "3 x death of a (engine-core-fatal); 1 x death of b (oom)."
-    assert alerts.summary(rows, EVERYTHING, AT + 700) == summed
+    assert alert_limits.summary(rows, EVERYTHING, AT + 700) == summed
     # A clock that was set back must not keep it waiting.
-    assert alerts.summary(rows, EVERYTHING, AT - 86400) is not None
+    assert alert_limits.summary(rows, EVERYTHING, AT - 86400) is not None
 
 
 def test_retries_back_off_to_a_cap_with_jitter():
-    assert [alerts.retry_delay(n, 0.5) for n in (1, 2, 3)] == [5, 10, 20]
-    assert alerts.retry_delay(10_000, 0.5) == 900
-    assert alerts.retry_delay(1, 0.0) == 3.75
-    assert alerts.retry_delay(1, 1.0) == 6.25
-    assert alerts.retry_delay(1, 0.5, 120) == 120
-    assert alerts.retry_delay(1, 0.5, 1e9) == 900
-    assert alerts.retry_delay(9, 1.0) <= 900
+    assert [alert_limits.retry_delay(n, 0.5) for n in (1, 2, 3)] == [5, 10, 20]
+    assert alert_limits.retry_delay(10_000, 0.5) == 900
+    assert alert_limits.retry_delay(1, 0.0) == 3.75
+    assert alert_limits.retry_delay(1, 1.0) == 6.25
+    assert alert_limits.retry_delay(1, 0.5, 120) == 120
+    assert alert_limits.retry_delay(1, 0.5, 1e9) == 900
+    assert alert_limits.retry_delay(9, 1.0) <= 900
 
 
 def test_an_attempt_is_due_when_its_time_has_come_or_the_clock_was_set_back():
-    assert alerts.is_due(AT, AT)
-    assert not alerts.is_due(AT + 1, AT)
-    assert not alerts.is_due(AT + 900, AT)
-    assert alerts.is_due(AT + 86400, AT)
+    assert alert_limits.is_due(AT, AT)
+    assert not alert_limits.is_due(AT + 1, AT)
+    assert not alert_limits.is_due(AT + 900, AT)
+    assert alert_limits.is_due(AT + 86400, AT)
 
 
 # the configuration
