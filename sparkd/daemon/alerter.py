@@ -143,7 +143,7 @@ class Alerter:
     def pump(self) -> None:
         """Have the next alert delivered, when there is one and its time has come."""
         office = self._office
-        if office is None or self._delivering or time.time() < self._next:
+        if office is None or self._delivering or time.monotonic() < self._next:
             return
         entered = self._entered
         try:
@@ -158,14 +158,14 @@ class Alerter:
         self._delivering = False
         if done.value is None:
             log.error(f"alerts cannot be delivered: {done.error}")
-            self._next = time.time() + TROUBLE_S
+            self._next = time.monotonic() + TROUBLE_S
             return
         visit = done.value
         self.figures = visit.figures
         if visit.tried is not None:
             self._say(visit.tried)
         # What was queued meanwhile has not been looked at.
-        self._next = visit.again if entered == self._entered else 0.0
+        self._next = time.monotonic() + visit.pause if entered == self._entered else 0.0
         self.pump()
 
     def _say(self, tried: Tried) -> None:
@@ -203,17 +203,15 @@ class Visit(NamedTuple):
     """One visit to the queue."""
 
     tried: Tried | None
-    again: float
-    """When to come again, seconds since the epoch."""
+    pause: float
+    """Seconds until the next one; not a time, which a step of the clock could put far off."""
     figures: Figures
 
 
 def _deliver(office: PostOffice) -> Visit:
     tried = office.deliver_one()
-    now = time.time()
-    again = office.next_due()
-    if again is None:
-        again = now + SUMMARY_EVERY_S
-    elif tried is None and again <= now:
-        again = now + BUSY_S  # it is due and was not tried: another program is at it
-    return Visit(tried, again, office.figures())
+    due = office.next_due()
+    pause = SUMMARY_EVERY_S if due is None else max(0.0, due - time.time())
+    if tried is None and not pause:
+        pause = BUSY_S  # it is due and was not tried: another program is at it
+    return Visit(tried, pause, office.figures())
