@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """`/metrics` over HTTP: a small bounded server in its own thread, fed with published snapshots.
 
-prometheus_client's server answers on any path, listens on every address and has a thread and no
-time-out per connection (measured). Here a scraper that is slow, silent or greedy costs one of a few
-connections for some seconds, and never the daemon's loop.
+A scraper that is slow, silent or greedy costs one of a few connections for some seconds, and never
+the daemon's loop. What is sent is made by `exposition`.
 """
 
 import contextlib
+import http.client
+import io
 import selectors
 import socket
 import threading
@@ -14,7 +15,8 @@ import time
 from ipaddress import ip_address
 from typing import NamedTuple
 
-from sparkd.core import exposition, metrics
+from sparkd.adapters import exposition
+from sparkd.core import metrics
 from sparkd.core.metrics import Snapshot
 
 CONNECTIONS_MAX = 16
@@ -159,7 +161,8 @@ class MetricsServer:
         connection.socket.close()
 
     def _answer(self, request: bytes) -> bytes:
-        words = request.split(b"\n", 1)[0].split()
+        first, _, rest = request.partition(b"\n")
+        words = first.split()
         if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
             return _response(400, b"this is an HTTP server\n")
         method, target = words[0], words[1].split(b"?", 1)[0]
@@ -170,8 +173,16 @@ class MetricsServer:
         snapshot = self._snapshot
         if snapshot is None:
             return _response(503, b"no sample yet\n")
-        text = exposition.text(metrics.families(snapshot))
-        return _response(200, text.encode(), head=method == b"HEAD")
+        try:
+            headers = http.client.parse_headers(io.BytesIO(rest))
+        except http.client.HTTPException:
+            return _response(400, b"too many headers\n")
+        accept = ",".join(headers.get_all("Accept", []))
+        try:
+            page = exposition.page(metrics.families(snapshot), accept)
+        except Exception as error:  # noqa: BLE001  (the scraper is told, and the thread goes on)
+            return _response(500, f"no page: {type(error).__name__}: {error}\n".encode())
+        return _response(200, page.body, kind=page.content_type, head=method == b"HEAD")
 
 
 _PHRASES = {
@@ -180,12 +191,14 @@ _PHRASES = {
     404: "Not Found",
     405: "Method Not Allowed",
     431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
     503: "Service Unavailable",
 }
 
 
-def _response(status: int, body: bytes, *, head: bool = False) -> bytes:
-    kind = exposition.CONTENT_TYPE if status == 200 else "text/plain; charset=utf-8"
+def _response(
+    status: int, body: bytes, *, kind: str = "text/plain; charset=utf-8", head: bool = False
+) -> bytes:
     lines = [
         f"HTTP/1.1 {status} {_PHRASES[status]}",
         f"Content-Type: {kind}",

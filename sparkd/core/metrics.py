@@ -20,10 +20,12 @@ LABEL_MAX = 200
 
 
 class Type(StrEnum):
-    """The two kinds of metrics that sparkd has."""
+    """The kinds of metrics that sparkd has."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
+    INFO = "info"
+    """Always 1; what it says is in its labels."""
 
 
 class Sample(NamedTuple):
@@ -37,7 +39,7 @@ class Family(NamedTuple):
     """A metric and its samples."""
 
     name: str
-    """With `_total` for a counter."""
+    """With `_total` for a counter and `_info` for an info."""
     type: Type
     help: str
     label_names: tuple[str, ...]
@@ -79,11 +81,12 @@ def families(snapshot: Snapshot) -> list[Family]:
     """Every family, in the order in which it is shown."""
     status = snapshot.status
     return [
-        _gauge(
+        Family(
             "sparkd_build_info",
+            Type.INFO,
             "Version of the running sparkd.",
             ("version",),
-            [Sample((status.facts.version,), 1.0)],
+            (Sample((status.facts.version,), 1.0),),
         ),
         *_about_sight(snapshot),
         *_about_host(status),
@@ -162,11 +165,12 @@ def _about_guards(facts: GuardFacts | None) -> Iterator[Family]:
 
 def _about_engines(status: Status) -> Iterator[Family]:
     engines = status.engines
-    yield _gauge(
+    yield Family(
         "sparkd_engine_info",
+        Type.INFO,
         "One per engine.",
         ("engine", "unit", "port", "model"),
-        [_info(engine) for engine in engines],
+        tuple(_info(engine) for engine in engines),
     )
     yield _gauge(
         "sparkd_engine_state",
@@ -237,31 +241,41 @@ def _info(engine: EngineStatus) -> Sample:
 
 
 def _about_deaths(snapshot: Snapshot) -> Iterator[Family]:
-    names = [engine.name for engine in snapshot.status.engines]
+    engines = snapshot.status.engines
+    names = [engine.name for engine in engines]
     totals = [total for total in snapshot.totals if total.engine in names]
-    restarts = dict.fromkeys(names, 0)
-    for total in totals:
-        restarts[total.engine] += total.restarts
+    # A counter that appears with 1 has not increased: rate() and increase() miss that death. So
+    # each class that was ever seen here is there for every engine, and the sum is always there.
+    seen = sorted({total.cls for total in snapshot.totals})
+    deaths = {(name, cls): 0 for name in names for cls in seen}
+    deaths |= {(total.engine, total.cls): total.deaths for total in totals}
     yield Family(
         "sparkd_engine_deaths_total",
         Type.COUNTER,
-        "Unrequested ends of life.",
+        "Unrequested ends of life by class; a class shows once it was seen on this host.",
         ("engine", "class"),
-        tuple(Sample((t.engine, t.cls[:LABEL_MAX]), float(t.deaths)) for t in totals),
+        tuple(
+            Sample((name, cls[:LABEL_MAX]), float(count)) for (name, cls), count in deaths.items()
+        ),
     )
-    yield Family(
+    failures, restarts = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
+    for total in totals:
+        failures[total.engine] += total.deaths
+        restarts[total.engine] += total.restarts
+    yield _counted(
+        "sparkd_engine_failures_total",
+        "Unrequested ends of life of any class; there from 0 on, so alert on its increase().",
+        [(engine, float(failures[engine.name])) for engine in engines],
+    )
+    yield _counted(
         "sparkd_engine_restarts_total",
-        Type.COUNTER,
         "Ends of life after which systemd was let start the engine again.",
-        ("engine",),
-        tuple(Sample((name,), float(count)) for name, count in restarts.items()),
+        [(engine, float(restarts[engine.name])) for engine in engines],
     )
-    yield Family(
+    yield _counted(
         "sparkd_engine_unavailable_seconds_total",
-        Type.COUNTER,
         "Time from ends of life that nobody asked for until ready again or stopped on request.",
-        ("engine",),
-        tuple(Sample((name,), round(snapshot.dark.get(name, 0.0), 3)) for name in names),
+        [(engine, round(snapshot.dark.get(engine.name, 0.0), 3)) for engine in engines],
     )
 
 

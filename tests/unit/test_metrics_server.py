@@ -76,6 +76,46 @@ def test_the_content_type_is_that_of_the_text_format(server: MetricsServer) -> N
     assert kind == "text/plain; version=0.0.4; charset=utf-8"
 
 
+@pytest.mark.parametrize(
+    ("headers", "kind"),
+    [
+        (["Accept: application/openmetrics-text;version=1.0.0;q=0.9,*/*;q=0.1"], "application/o"),
+        (["accept: text/html", "ACCEPT:application/openmetrics-text"], "application/o"),
+        (["Accept: */*"], "text/plain; version="),
+        (["Accept: \xff,;;=,"], "text/plain; version="),
+        (["Accept:"], "text/plain; version="),
+        (["nonsense"], "text/plain; version="),
+    ],
+)
+def test_the_scraper_chooses_the_format(
+    server: MetricsServer, headers: list[str], kind: str
+) -> None:
+    lines = ["GET /metrics HTTP/1.1", *headers, "", ""]
+    with raw(server) as peer:
+        peer.sendall("\r\n".join(lines).encode("latin-1"))
+        head = rest(peer).partition(b"\r\n\r\n")[0].decode()
+    assert head.startswith("HTTP/1.1 200 ")
+    assert f"\r\nContent-Type: {kind}" in head
+
+
+def test_too_many_headers_are_refused(server: MetricsServer) -> None:
+    with raw(server) as peer:
+        peer.sendall(b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n")
+        assert rest(peer).startswith(b"HTTP/1.1 400 ")
+    assert ask(server)[0] == 200
+
+
+def test_a_page_that_cannot_be_made_is_told_and_ends_nothing(
+    server: MetricsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(metrics_server.metrics, "families", lambda _snapshot: [None])
+        status, body = ask(server)
+        assert status == 500
+        assert b"AttributeError" in body
+    assert ask(server)[0] == 200
+
+
 def test_a_new_snapshot_replaces_the_old(server: MetricsServer) -> None:
     server.publish(Snapshot(build(facts(engine("b")))))
     body = ask(server)[1]
