@@ -143,8 +143,9 @@ def _died_of_it(order: Order, last: Record | None) -> bool:
 def _reason(order: Order, engine: EngineStatus | None, last: Record | None) -> str:
     if order.result != "done":
         if last is not None and _died_of_it(order, last):
-            hint = f"; {last.hint}" if last.hint else ""
-            return f"{last.reason}; {last.action_reason}{hint}"
+            # A start that was refused is its own reason for what follows: each sentence once.
+            sentences = dict.fromkeys([last.reason, last.action_reason, last.hint])
+            return "; ".join(filter(None, sentences))
         if order.result == "canceled":
             return "another order took its place"
         return f"the {order.verb} ended as '{order.result}'"

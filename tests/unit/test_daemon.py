@@ -224,6 +224,16 @@ def test_a_failed_start_waits_for_the_post_mortem_and_tells_its_reason() -> None
     assert answer.reason.endswith("fix it")
 
 
+def test_a_reason_is_told_once() -> None:
+    waiting = Waiting("start")
+    waiting.orders.job_ended(JobResult("/job/1", "vllm-a.service", "failed"))
+    waiting.last = record(
+        time=waiting.order.given_wall + 1, reason="it is held", action_reason="it is held"
+    )
+    waiting.settle()
+    assert waiting.told[0].reason == "it is held"
+
+
 def test_without_a_record_a_failed_start_is_answered_all_the_same() -> None:
     waiting = Waiting("start")
     waiting.unit = unit("a", active_state="failed", sub_state="failed")
@@ -297,13 +307,28 @@ def test_log_lines_carry_their_priority(capfd: pytest.CaptureFixture[str]) -> No
     assert all(line.startswith("<3>") for line in lines[1:])
 
 
-def test_the_daemon_stays_lean() -> None:
-    """Each of these would cost megabytes that stay resident, for nothing that it uses."""
-    unwanted = ["httpx", "prometheus_client", "psutil", "rich", "structlog", "_hashlib"]
+def test_a_line_says_more_where_more_is_given(capfd: pytest.CaptureFixture[str]) -> None:
+    log.warning("100 % {sure}", unit="vllm-a.service", refused=["a b"])
+    assert capfd.readouterr().err == "<4>100 % {sure} unit='vllm-a.service' refused=['a b']\n"
+
+
+def test_a_lost_journal_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as nowhere:
+        monkeypatch.setattr(sys, "stderr", nowhere)
+        log.info("nobody hears this")
+        monkeypatch.undo()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writer)  # what is buffered can be flushed
+
+
+def test_the_daemon_imports_nothing_for_a_terminal() -> None:
+    """structlog and httpx would, where these are installed: 6 MB that stay resident."""
     script = (
         "import sys\n"
         "import sparkd.daemon.main\n"
-        f"print([name for name in {unwanted!r} if sys.modules.get(name)])\n"
+        "import httpx\n"
+        "print([name for name in ('rich', 'click') if sys.modules.get(name)])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
