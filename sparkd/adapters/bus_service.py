@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import gi
 from gi.repository import Gio, GLib
 
-from sparkd.adapters.systemd_bus import Untyped
+from sparkd.adapters.systemd_bus import Untyped, bus_error
 from sparkd.core.bus_contract import ERROR_PREFIX, ERRORS, INTERFACE, INTROSPECTION, NAME, PATH
 
 DO_NOT_QUEUE = 4
@@ -86,16 +86,20 @@ class Service:
 
         Raises:
             NameTakenError: another process has it.
+            BusError: the bus does not answer.
         """
         interface = Gio.DBusNodeInfo.new_for_xml(INTROSPECTION).lookup_interface(INTERFACE)
         # register_object is deprecated since GLib 2.84, its replacement does not exist before.
         register = getattr(self._con, "register_object_with_closures2", self._con.register_object)
         register(PATH, interface, self._method, self._property, None)
-        answer = self._con.call_sync(
-            "org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus", "RequestName",
-            GLib.Variant("(su)", (NAME, DO_NOT_QUEUE)), None,
-            Gio.DBusCallFlags.NONE, int(CREDENTIALS_S * 1000), None,
-        )  # fmt: skip
+        try:
+            answer = self._con.call_sync(
+                "org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus",
+                "RequestName", GLib.Variant("(su)", (NAME, DO_NOT_QUEUE)), None,
+                Gio.DBusCallFlags.NONE, int(CREDENTIALS_S * 1000), None,
+            )  # fmt: skip
+        except GLib.GError as error:
+            raise bus_error(error) from error
         if answer.unpack()[0] != PRIMARY_OWNER:
             raise NameTakenError(f"another process owns {NAME}")
 

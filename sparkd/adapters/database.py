@@ -116,8 +116,15 @@ class Reader:
         self._connection.close()
 
     def cursor(self) -> str | None:
-        """The journal's position up to which everything has been taken in."""
-        row = self._connection.execute("SELECT value FROM meta WHERE key = 'cursor'").fetchone()
+        """The journal's position up to which everything has been taken in.
+
+        Raises:
+            DatabaseError: it cannot be read.
+        """
+        try:
+            row = self._connection.execute("SELECT value FROM meta WHERE key = 'cursor'").fetchone()
+        except sqlite3.Error as error:
+            raise DatabaseError(f"cannot read the database: {error}") from error
         return None if row is None else str(row[0])
 
     def incidents(self, limit: int, engine: str = "") -> list[Incident]:
@@ -225,6 +232,25 @@ class Reader:
 
 class Database(Reader):
     """Read and write access; one per host, owned by the daemon."""
+
+    def __init__(self, connection: sqlite3.Connection, trouble: str = "") -> None:
+        super().__init__(connection)
+        self.trouble = trouble
+        """Why everything is in memory only and gone with the process; '' when it is on disk."""
+
+    def leave_memory(self, path: str) -> None:
+        """Go on in the file. What came in meanwhile is left behind: read the journal again.
+
+        Raises:
+            DatabaseError: it still cannot be used; nothing has changed.
+        """
+        try:
+            fresh = _open(path)
+        except DatabaseError as error:
+            self.trouble = str(error)
+            raise
+        self._connection.close()
+        self._connection, self.trouble = fresh, ""
 
     def take_in(self, entries: Sequence[Entry], cursor: str) -> int:
         """Enter what is new of these and move the journal's position, or do neither.
@@ -339,6 +365,10 @@ def open_database(path: str = PATH) -> Database:
     Raises:
         DatabaseError: the folder cannot be written, or a newer sparkd made the file.
     """
+    return Database(_open(path))
+
+
+def _open(path: str) -> sqlite3.Connection:
     file = Path(path)
     try:
         file.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -346,17 +376,17 @@ def open_database(path: str = PATH) -> Database:
     except OSError as error:
         raise DatabaseError(f"{path}: cannot be opened: {error.strerror}") from error
     try:
-        return Database(_connect(path))
+        return _connect(path)
     except sqlite3.DatabaseError as error:
         if isinstance(error, sqlite3.OperationalError):
             raise DatabaseError(f"{path}: cannot be used: {error}") from error
         _put_aside(file)
-        return open_database(path)
+        return _open(path)
 
 
-def open_in_memory() -> Database:
-    """One that is gone with the process, for a host whose disk refuses the real one."""
-    return Database(_connect(":memory:"))
+def open_in_memory(trouble: str) -> Database:
+    """One that is gone with the process, for a host whose disk refuses the real one, and why."""
+    return Database(_connect(":memory:"), trouble)
 
 
 def _connect(path: str) -> sqlite3.Connection:

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from sparkd.adapters import host, probe, proc
-from sparkd.core import gate, launch, progress
+from sparkd.adapters import probe, proc
+from sparkd.core import gate, launch, progress, storm
 from sparkd.core.gate import Ask, Reply, ReplyKind
 from sparkd.core.hang import Canary
 from sparkd.core.lingering import Health
@@ -125,7 +125,8 @@ def compilers_in(cgroup: str) -> int:
     if cgroup in {"", "/"}:
         return 0
     below = cgroup.rstrip("/") + "/"
-    found = [pid for pid in proc.pids() if proc.process(pid).name in host.COMPILERS]
+    names = storm.COMPILERS | storm.DRIVERS | storm.BUILDERS
+    found = [pid for pid in proc.pids() if proc.process(pid).name in names]
     return sum((proc.cgroup_of(pid) + "/").startswith(below) for pid in found)
 
 

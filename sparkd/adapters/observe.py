@@ -138,13 +138,11 @@ class Observer:
             phase = guests.claim_phase(claim.unit, phase)
         waiters = [w for w in self._files.waiters() if guests.may_wait(w)]
         names = self.names()
-        units = [self._units.get(unit_of(name)) for name in names]
-        busy = any(unit is not None and unit.is_starting for unit in units)
         return Facts(
             version=__version__,
             daemon=self._daemon,
             now=clock.moment(),
-            host=self._host.sample(busy=busy),
+            host=self._host.sample(),
             engines=[self._engine(name, view, history) for name in names],
             policy=Policy(restart.burst, restart.window_seconds),
             claim=claim,

@@ -7,10 +7,11 @@ there pydbus has no time-out at all, and its signals cost five times as much (me
 """
 
 import re
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-import pydbus
+import pydbus  # noqa: F401  (gives Gio's connections their `pydbus`)
 from gi.repository import Gio, GLib
 
 from sparkd.adapters.service_manager import BusError, ServiceManager
@@ -42,18 +43,26 @@ class JobResult(NamedTuple):
 
 
 def connect() -> Untyped:
-    """The system bus.
+    """A connection of our own to the system bus, which pydbus then wraps.
+
+    The one that GLib shares stays closed for ever after the bus was lost, and ends the process.
 
     Raises:
-        BusError: there is none.
+        BusError: there is no bus, or it does not answer.
     """
+    kind = Gio.DBusConnectionFlags
+    flags = kind.AUTHENTICATION_CLIENT | kind.MESSAGE_BUS_CONNECTION
+    limit = Gio.Cancellable()
+    # A bus that accepts and says nothing: GLib has no time-out for that.
+    timer = threading.Timer(TIMEOUT_S, limit.cancel)
+    timer.start()
     try:
-        bus = pydbus.SystemBus()
+        address = Gio.dbus_address_get_for_bus_sync(Gio.BusType.SYSTEM, None)
+        return Gio.DBusConnection.new_for_address_sync(address, flags, None, limit).pydbus
     except GLib.GError as error:
-        raise _bus_error(error) from error
-    # By default GLib kills the process with SIGTERM when the bus goes away.
-    bus.con.set_exit_on_close(False)
-    return bus
+        raise bus_error(error) from error
+    finally:
+        timer.cancel()
 
 
 class Systemd(ServiceManager):
@@ -65,11 +74,15 @@ class Systemd(ServiceManager):
         Raises:
             BusError: systemd does not answer.
         """
-        self._con = bus.con
+        self.use(bus)
+
+    def use(self, bus: Untyped) -> None:
+        """Talk over this connection from now on; as `__init__`."""
         try:
-            self._manager = bus.get(NAME, MANAGER_PATH, timeout=TIMEOUT_S)[MANAGER]
+            manager = bus.get(NAME, MANAGER_PATH, timeout=TIMEOUT_S)[MANAGER]
         except GLib.GError as error:
-            raise _bus_error(error) from error
+            raise bus_error(error) from error
+        self._con, self._manager = bus.con, manager
 
     # what it says
 
@@ -146,7 +159,7 @@ class Systemd(ServiceManager):
                 Gio.DBusCallFlags.NONE, int(TIMEOUT_S * 1000), None,
             )  # fmt: skip
         except GLib.GError as error:
-            raise _bus_error(error) from error
+            raise bus_error(error) from error
 
     # orders
 
@@ -225,7 +238,7 @@ class Systemd(ServiceManager):
         try:
             return getattr(self._manager, method)(*arguments, timeout=timeout)
         except GLib.GError as error:
-            raise _bus_error(error) from error
+            raise bus_error(error) from error
 
 
 class Watch:
@@ -311,7 +324,8 @@ def _seconds(packed: Untyped, name: str) -> float:
     return float(_get(packed, name) or 0) / 1e6
 
 
-def _bus_error(error: Untyped) -> BusError:
+def bus_error(error: Untyped) -> BusError:
+    """Ours for GLib's."""
     name = Gio.DBusError.get_remote_error(error) or ""
     message = str(error.message)
     _, mark, rest = message.partition(f"GDBus.Error:{name}: ")

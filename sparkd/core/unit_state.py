@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sparkd.core.burst import Ledger
 from sparkd.core.end_of_life import Record
-from sparkd.core.slot import STARTING, Claim, Waiter
+from sparkd.core.slot import Claim, Waiter
 
 
 class State(StrEnum):
@@ -47,11 +47,6 @@ class UnitFacts(NamedTuple):
     main_start: float = 0.0
 
     @property
-    def is_starting(self) -> bool:
-        """Whether this invocation is between ExecStartPre= and the end of the readiness gate."""
-        return self.active_state == "activating" and self.sub_state in STARTING
-
-    @property
     def is_settled(self) -> bool:
         """Whether the unit is neither on its way up or down nor waiting for its restart."""
         return self.active_state in {"active", "inactive", "failed"} and not _restarts(self)
@@ -70,6 +65,11 @@ class Judgement(NamedTuple):
 
     state: State
     reason: str
+
+    def __str__(self) -> str:
+        if self.reason.startswith(self.state):  # "ready after 1 s"
+            return self.reason
+        return f"{self.state}: {self.reason}"
 
 
 def judge(

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparkd import __version__
-from sparkd.adapters import applying, database, journal, notify, proc, systemd_bus
+from sparkd.adapters import applying, database, journal, notify, proc
 from sparkd.adapters.alert_post import Places as AlertPlaces
 from sparkd.adapters.applying import Flags
-from sparkd.adapters.bus_service import NameTakenError, Service
+from sparkd.adapters.bus_service import NameTakenError
 from sparkd.adapters.config_files import CONFIG_DIRECTORY
 from sparkd.adapters.config_view import ConfigView, Paths
 from sparkd.adapters.database import Database, DatabaseError
@@ -19,7 +19,7 @@ from sparkd.adapters.metrics_server import ListenError, MetricsServer
 from sparkd.adapters.observe import History, Observer
 from sparkd.adapters.service_manager import BusError
 from sparkd.adapters.state_files import StateFiles
-from sparkd.adapters.systemd_bus import JobResult, Systemd, Watch
+from sparkd.adapters.systemd_bus import JobResult
 from sparkd.adapters.unit_files import UNIT_DIRECTORY, ApplyBusyError, ApplyError
 from sparkd.core import events
 from sparkd.core.config_model import ListenAddress
@@ -29,6 +29,7 @@ from sparkd.core.metrics import Alerts
 from sparkd.core.projection import Entry
 from sparkd.daemon import ending, log, recorder
 from sparkd.daemon.alerter import Alerter
+from sparkd.daemon.bus_link import BusLink, Ears
 from sparkd.daemon.guard import Guard, Hands
 from sparkd.daemon.guard import settings as guard_settings
 from sparkd.daemon.loop import Loop
@@ -80,9 +81,10 @@ class Daemon:
         self._leaving = False
         self._metrics: MetricsServer | None = None
         self._metrics_at: ListenAddress | None = None
+        self._no_metrics = ""
 
-        self._bus = systemd_bus.connect()
-        self._systemd = Systemd(self._bus)
+        self._link = BusLink(self._loop)
+        self._systemd = self._link.systemd
         self._database = _open_database(places.database)
         self._orders = Orders()
         files = StateFiles(places.run, places.state)
@@ -120,19 +122,11 @@ class Daemon:
             BusError: systemd does not answer.
         """
         self._guard.start()
-        self._bus.con.connect("closed", self._bus_lost)
-        Watch(
-            self._bus,
-            on_unit=self._unit_changed,
-            on_job=self._job_ended,
-            on_everything=self._everything_changed,
-        )
-        self._systemd.subscribe()
-        service = Service(self._bus.con, self._manager.handlers(), {"Version": __version__})
+        ears = Ears(self._unit_changed, self._job_ended, self._everything_changed)
         try:
-            service.publish()
+            self._link.open(ears, self._manager.handlers())
             self._projector = Projector(
-                self._database, self._storage, self._loop,
+                self._database, self._places.database, self._storage, self._loop,
                 on_entries=self._supervisor.take_in, before_write=self._before_write,
             )  # fmt: skip
         except NameTakenError as error:
@@ -192,11 +186,22 @@ class Daemon:
             self._projector.totals,
             self._projector.dark,
             Alerts(figures.totals, figures.queued, in_memory),
-            projection_failed=self._projector.failing,
+            projection_failed=bool(self._projector.trouble),
+            notes=self._notes(),
         )
         self._watcher.adjust()
         self._alerter.watch(self._supervisor.status, self._storage)
         self._alerter.pump()
+
+    def _notes(self) -> list[str]:
+        """What does not work just now, for the status."""
+        alerts = self._alerter.trouble
+        notes = [
+            self._projector.trouble,
+            f"alerts are kept in memory only: {alerts}" if alerts else "",
+            self._no_metrics,
+        ]
+        return [note for note in notes if note]
 
     def _configure_alerts(self) -> None:
         config = self._supervisor.observer.view().config
@@ -237,10 +242,6 @@ class Daemon:
         self._supervisor.observer.mark_everything()
         self._loop.wake()
 
-    def _bus_lost(self, *_: object) -> None:
-        log.critical("lost the system bus: leaving, to be started again")
-        self._loop.quit(1)
-
     def _leave(self) -> None:
         if not self._leaving:
             self._leaving = True
@@ -264,9 +265,10 @@ class Daemon:
         if done.error is not None:
             log.error(f"the configuration was not applied: {done.error}")
         elif done.value is not None:
-            for key in ("written", "removed", "refused", "pending"):
-                if done.value[key]:
-                    log.info(f"applied the configuration: {key}: {done.value[key]}")
+            kinds = ("written", "removed", "refused", "pending")
+            changed = {kind: done.value[kind] for kind in kinds if done.value[kind]}
+            if changed:
+                log.info("applied the configuration:", **changed)
 
     def _before_write(self, entries: Sequence[Entry]) -> None:
         """In the worker: what must be on disk before the journal's position moves."""
@@ -303,9 +305,10 @@ class Daemon:
             # The configuration has refused another address unless metrics.allow-remote is set.
             server = MetricsServer(wanted.host, wanted.port, allow_remote=config is not None)
         except ListenError as error:
-            log.error(f"no /metrics: {error}")
+            self._no_metrics = f"no /metrics: {error}"
+            log.error(self._no_metrics)
             return
-        self._metrics, self._metrics_at = server, wanted
+        self._metrics, self._metrics_at, self._no_metrics = server, wanted, ""
         self._supervisor.publish_to(server.publish)
 
 
@@ -315,4 +318,4 @@ def _open_database(path: str) -> Database:
         return database.open_database(path)
     except DatabaseError as error:
         log.error(f"incidents are kept in memory only: {error}")
-        return database.open_in_memory()
+        return database.open_in_memory(str(error))

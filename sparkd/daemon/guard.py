@@ -288,8 +288,7 @@ class Guard:
         if now < self._killers_at:
             return
         self._killers_at = now + KILLERS_S
-        names = {proc.process(pid).name for pid in proc.pids()}
-        self._killers = tuple(sorted(KILLERS & names))
+        self._killers = tuple(sorted(set(host.named(KILLERS).values())))
 
     def _publish(self, chosen: Settings, compilers: Sequence[Compiler]) -> None:
         running, frozen, paused = guards.count(compilers, self._storm.frozen)

@@ -2,7 +2,7 @@
 """sparkd(8): watches the engines that systemd runs, remembers how they died, answers sparkctl.
 
 It may be killed at any moment: engines, slot, gate, post-mortem and restart bound do without it. So
-it does not repair what it runs on; when the bus is lost it ends, and systemd starts it again.
+it repairs little of what it runs on; when the bus stays away it ends, and systemd starts it again.
 """
 
 # isort: off
@@ -35,7 +35,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run until a signal or a lost bus ends it.
 
     Returns:
-        0 after SIGTERM or SIGINT; 1 when another sparkd runs, there is no bus, or the bus was lost.
+        0 after SIGTERM or SIGINT; 1 when another sparkd runs, there is no bus, or the bus
+        stayed away.
     """
     options = parser().parse_args(argv)
     places = Places(config=options.config)

@@ -82,13 +82,14 @@ class Supervisor:
         alerts: Alerts,
         *,
         projection_failed: bool = False,
+        notes: Sequence[str] = (),
     ) -> None:
-        """Look again at what may have changed, and publish."""
+        """Look again at what may have changed, and publish; `notes` are shown in the status."""
         self._observer.look()
         facts = self._observer.facts(History(self._deaths, self._boots))
         watched = self._watched()
         engines = [e._replace(progress=watched.get(e.name)) for e in facts.engines]
-        facts = facts._replace(engines=engines)
+        facts = facts._replace(engines=engines, notes=notes)
         status = core_status.build(facts)
         self._say(status)
         self._dark = darkness.shown(dark, facts.now.wall, self._dark)
@@ -100,7 +101,7 @@ class Supervisor:
         for engine in status.engines:
             before = self._said.get(engine.name)
             if before != engine.state:
-                text = f"{engine.name}: {engine.state}: {engine.judgement.reason}"
+                text = f"{engine.name}: {engine.judgement}"
                 log.info(text if before is None else f"{text} (was {before})")
         self._said = {engine.name: engine.state for engine in status.engines}
         line = core_status.status_line(status)

@@ -117,15 +117,6 @@ def test_a_second_one_is_refused_and_harms_nothing(lab: Lab) -> None:
     assert lab.one("one")["invocation_id"] == before["one"]
 
 
-def test_it_outlives_the_bus_by_leaving_and_coming_back(lab: Lab) -> None:
-    before = two_ready(lab)
-    pid = main_pid(lab)
-    lab.machine.run(["systemctl", "restart", "dbus.service"])
-    until_up(lab, pid)
-    assert {name: lab.one(name)["invocation_id"] for name in before} == before
-    assert lab.machine.show("sparkd.service", "Result")["Result"] == "success"
-
-
 def test_a_stuck_one_is_killed_by_its_watchdog(lab: Lab) -> None:
     lab.push("/etc/systemd/system/sparkd.service.d/t.conf", "[Service]\nWatchdogSec=3\n")
     lab.machine.run("systemctl daemon-reload; systemctl restart sparkd")

@@ -236,9 +236,32 @@ def test_no_database_yet_is_no_error(tmp_path: Path) -> None:
 
 
 def test_a_database_in_memory_works_like_one_on_disk() -> None:
-    db = database.open_in_memory()
+    db = database.open_in_memory("disk full")
+    assert db.trouble == "disk full"
     assert db.take_in([death(1)], "c") == 1
     assert db.cursor() == "c"
+
+
+def test_a_database_in_memory_moves_to_the_disk_when_that_can_be_used(tmp_path: Path) -> None:
+    path = str(tmp_path / "sparkd.db")
+    with database.open_database(path) as on_disk:
+        on_disk.take_in([death(1)], "c")
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    db = database.open_in_memory("it was another reason before")
+    db.take_in([death(2)], "d")
+    with pytest.raises(DatabaseError, match="newer sparkd"):
+        db.leave_memory(path)
+    assert "newer sparkd" in db.trouble
+    assert db.cursor() == "d", "it goes on in memory"
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"PRAGMA user_version = {database.VERSION}")
+    db.leave_memory(path)
+    assert db.trouble == ""
+    assert db.cursor() == "c", "the journal is to be read again from there"
+    db.take_in([death(2)], "d")
+    assert len(db.incidents(10)) == 2
+    db.close()
 
 
 # how long an engine was dark
