@@ -5,7 +5,7 @@ import contextlib
 import json
 import pwd
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from sparkd.core.config_state import UnitFile
 from sparkd.core.doctor.origins import DropIn
 from sparkd.core.doctor.units import TARGET, Facts, Host, Rival
 from sparkd.core.importing.unit_text import Fragment, parse
+from sparkd.core.schema import ENGINE_NAME
 from sparkd.core.unit_state import unit_of
 
 _SYSTEM_UNITS = (
@@ -38,17 +39,25 @@ _SHOWN_AS = {
 }
 
 
-def look(viewer: Viewer, files: StateFiles | None = None) -> tuple[list[Facts], Host]:
+def look(
+    viewer: Viewer, named: Collection[str], files: StateFiles | None = None
+) -> tuple[list[Facts], Host]:
     """Every engine's unit and what lies around.
+
+    Args:
+        viewer: asks systemd.
+        named: engines that have a file in engines.d, were it one with errors.
+        files: where holds are written.
 
     Raises:
         BusError: systemd does not answer.
     """
     view = ConfigView().look()
     files = files or StateFiles()
-    engines = [_engine(viewer, view, name, files) for name in view.names()]
-    named = {unit for engine in engines for unit in engine.after if unit.endswith(".service")}
-    missing = frozenset(unit for unit in named if viewer.unit(unit).load_state == "not-found")
+    names = dict.fromkeys([*view.names(), *filter(ENGINE_NAME.match, named)])
+    engines = [_engine(viewer, view, name, files, named) for name in names]
+    before = {unit for engine in engines for unit in engine.after if unit.endswith(".service")}
+    missing = frozenset(unit for unit in before if viewer.unit(unit).load_state == "not-found")
     target = viewer.unit(TARGET)
     host = Host(
         target_enabled=target.unit_file_state == "enabled",
@@ -60,7 +69,9 @@ def look(viewer: Viewer, files: StateFiles | None = None) -> tuple[list[Facts], 
     return engines, host
 
 
-def _engine(viewer: Viewer, view: View, name: str, files: StateFiles) -> Facts:
+def _engine(
+    viewer: Viewer, view: View, name: str, files: StateFiles, named: Collection[str]
+) -> Facts:
     unit = viewer.unit(unit_of(name))
     config = view.engine(name)
     facts = view.facts(name, None)
@@ -70,7 +81,7 @@ def _engine(viewer: Viewer, view: View, name: str, files: StateFiles) -> Facts:
     held = files.ledger(name).held
     return Facts(
         name=name,
-        in_config=config is not None,
+        in_config=name in named,
         autostart=config is not None and config.autostart,
         port=None if config is None else config.port,
         file=facts.file or UnitFile.ABSENT,

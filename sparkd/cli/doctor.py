@@ -90,7 +90,7 @@ def look() -> Page:
         found += engine_rules.judge(engine)
     units: Sequence[unit_rules.Facts] = ()
     try:
-        units, around = doctor_units.look(Systemctl())
+        units, around = doctor_units.look(Systemctl(), [s.engine for s in sources if s.engine])
         found += unit_rules.judge(units, around)
     except BusError as error:
         found.append(finding("DOC001", "systemd", str(error)))

@@ -6,13 +6,13 @@ import json
 import os
 import shlex
 import sys
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkd.adapters.config_files import CONFIG_DIRECTORY, ENGINE_DIRECTORY
 from sparkd.adapters.launch_files import HostSurroundings, SourceError, documents
+from sparkd.adapters.new_files import create
 from sparkd.cli.exits import CliError, Exit
 from sparkd.cli.terminal import neutralise
 from sparkd.core.config import Source
@@ -137,37 +137,12 @@ def _outcome(engine: "Proposal", directory: Path, *, write: bool) -> str:
     if not write:
         return f"would be written to {path} with --write"
     try:
-        _create(path, engine.config)
+        create(path, engine.config)
     except FileExistsError:
         return f"not written: {path} exists"
     except OSError as error:
         return f"not written: {path}: {error.strerror}"
     return f"written to {path}"
-
-
-def _create(path: Path, text: str) -> None:
-    """Create a file with its whole content at once.
-
-    Raises:
-        FileExistsError: there is one already; it stays as it is.
-        OSError: the directory cannot be written to.
-    """
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
-            os.fchmod(file.fileno(), 0o644)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(name, path)  # unlike a rename, it never replaces what is there
-    finally:
-        Path(name).unlink()
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _report(plan: "Plan", outcomes: Sequence[str]) -> Iterable[str]:

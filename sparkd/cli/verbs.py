@@ -163,6 +163,18 @@ VERBS: tuple[Verb, ...] = (
         ),
     ),
     Verb(
+        "init",
+        "init",
+        "propose engines for the models and environments that are here; overwrites nothing",
+        Argument("DIRECTORY", "*", "further folders to look in for models and environments"),
+        (
+            Option(("--venv",), "the environment to use, instead of looking for one", "DIRECTORY"),
+            Option(("--write",), "write the proposals to /etc/sparkd/engines.d"),
+            JSON,
+        ),
+        "directories",
+    ),
+    Verb(
         "check",
         "check",
         "check and lint the configuration; needs neither the daemon nor systemd",

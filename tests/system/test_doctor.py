@@ -15,7 +15,7 @@ USUAL = {"DOC101", "DOC105", "DOC107", "DOC109", "DOC307"}
 
 
 def look(lab: Lab) -> dict[str, Any]:
-    done = lab.ctl("doctor", "--json", check=False)
+    done = lab.machine.run(["/usr/bin/sparkctl", "doctor", "--json"], check=False)
     page = json.loads(done.stdout)
     assert done.returncode == len(page["findings"]) < 99
     return dict(page)
@@ -68,11 +68,11 @@ def test_every_planted_fault_is_found(lab: Lab) -> None:
         f"[Service]\nExecStart=/opt/vllm/bin/vllm serve /m --port {port}\n",
     )
     lab.push("/etc/cron.d/vllm", f"@reboot root /opt/vllm/bin/vllm serve /m --port {port}\n")
+    lab.ctl("hold", "four", "--why", "a test")
     lab.push("/usr/local/bin/sparkctl", "#!/bin/sh\n")
     lab.machine.run("chmod 755 /usr/local/bin/sparkctl; systemctl daemon-reload")
-    lab.machine.run("systemctl disable vllm-three.service; chmod 777 /models/four")
-    lab.machine.run("rm -r /models/two; systemctl mask --runtime vllm-three.service", check=False)
-    lab.ctl("hold", "four", "--why", "a test")
+    lab.machine.run("systemctl disable vllm-three.service")
+    lab.machine.run("rm -r /models/two")
     found = codes(lab)
     expected = {
         ("DOC108", "sparkctl"), ("DOC305", "two"), ("DOC401", "vllm-one.service"),
@@ -83,7 +83,7 @@ def test_every_planted_fault_is_found(lab: Lab) -> None:
     assert expected <= found, expected - found
     others = {code for code, _ in found - expected}
     assert others <= USUAL | {"DOC309"}, found - expected
-    text = lab.ctl("doctor", check=False).stdout
+    text = lab.machine.run(["/usr/bin/sparkctl", "doctor"], check=False).stdout
     assert "unit /etc/systemd/system/old.service starts a server on port" in text
     assert "/etc/cron.d/vllm starts a server on port" in text
     assert "10-x.conf:3: Nice=3; systemd uses '3'" in text

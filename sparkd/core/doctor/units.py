@@ -47,6 +47,7 @@ class Facts(NamedTuple):
 
     name: str
     in_config: bool
+    """Whether it has a file in engines.d, were it one with errors."""
     autostart: bool
     port: int | None
     file: UnitFile
