@@ -41,17 +41,18 @@ def read(invocation_id: str, ended: float, evidence: str | None) -> LifeLog:
         OSError: the journal cannot be read.
     """
     log = InvocationLog(invocation_id)
-    cut = log.skip_to_last(LINES_MAX)
+    log.skip_to_last(LINES_MAX)
     end = time.monotonic() + READ_S
     excerpt = Excerpt(evidence)
     loads: list[Load] = []
-    for entry in log.read(until=end):
+    count = 0
+    for count, entry in enumerate(log.read(until=end), start=1):  # noqa: B007  (it is used below)
         if entry.source is Source.ENGINE:
             excerpt.feed(entry.message, entry.realtime)
             point = timeline.load_of(entry.message, entry.source, entry.realtime)
             if point is not None and point.time >= ended - LOAD_HOURS * 3600:
                 loads.append(point)
-    complete = not cut and time.monotonic() < end
+    complete = count < LINES_MAX and time.monotonic() < end
     return LifeLog(timeline.downsample(loads), excerpt.lines(), complete)
 
 
