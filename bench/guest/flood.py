@@ -11,8 +11,8 @@ ACCESS = (
 )
 STATS = (
     "(APIServer pid=400) INFO {at} [loggers.py:259] Engine 000: Avg prompt throughput:"
-    " {n}.3 tokens/s, Avg generation throughput: 71.2 tokens/s, Running: 4 reqs, Waiting: 0 reqs, GPU KV cache"
-    " usage: 12.5%, Prefix cache hit rate: 40.1%"
+    " {n}.3 tokens/s, Avg generation throughput: 71.2 tokens/s, Running: 4 reqs, Waiting: 0 reqs,"
+    " GPU KV cache usage: 12.5%, Prefix cache hit rate: 40.1%"
 )
 DUMP = "(EngineCore pid=410) ERROR {at} [dump_input.py:79] Dumping scheduler output {n}: {x}"
 FRAME = '(APIServer pid=400)   File "/opt/vllm/vllm/v1/engine/async_llm.py", line {n}, in generate'
