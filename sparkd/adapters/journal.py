@@ -75,6 +75,9 @@ class InvocationLog:
     def __init__(self, invocation_id: str) -> None:
         self._reader = _Reader()
         self._reader.add_match(f"_SYSTEMD_INVOCATION_ID={invocation_id}")
+        # What it printed, which journald cuts at 48 KiB. The journal's own protocol knows no bound:
+        # an engine could have everybody who reads its log take in hundreds of megabytes.
+        self._reader.add_match("_TRANSPORT=stdout")
         self._reader.add_disjunction()
         # PID 1's own lines about it. The field alone proves nothing: any user may send it.
         self._reader.add_match(f"INVOCATION_ID={invocation_id}")
@@ -86,8 +89,6 @@ class InvocationLog:
         self._reader.process()
         while time.monotonic() < until and self._reader._next():
             if _field(self._reader, "SYSLOG_IDENTIFIER") in OWN_HELPERS:
-                continue
-            if _field(self._reader, "SPARKD_ENGINE"):
                 continue
             yield _entry(self._reader)
 
@@ -123,6 +124,7 @@ def engine_events(engine: str, since: float, until: float) -> Iterator[tuple[flo
     """Our own entries about one engine between two wall-clock times: when, and the message."""
     with _Reader() as reader:
         reader.add_match(f"SPARKD_ENGINE={engine}")
+        reader.add_match("_UID=0")
         reader.seek_realtime(int(since * 1e6))
         while reader._next():
             at = reader._get_realtime() / 1e6
@@ -150,6 +152,8 @@ class EventReader:
         """The saved cursor's entry is gone: something between may have been lost."""
         for event in events.Event:
             self._reader.add_match(f"MESSAGE_ID={event.value}")
+        # Also so that nobody else can have us read entries of hundreds of megabytes, or thousands.
+        self._reader.add_match("_UID=0")
         self._seek(cursor)
 
     def _seek(self, cursor: str | None) -> None:

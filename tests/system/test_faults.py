@@ -395,3 +395,36 @@ def test_many_reloads_at_once_are_one_more_and_end_ready(lab: Lab) -> None:
     machine.run(["systemctl", "reload", "sparkd"])
     machine.wait_until(settled, "a reload still works")
     assert len(machine.journal(f"MESSAGE_ID={Event.APPLIED}")) == 1
+
+
+HUGE = """\
+import sys
+from systemd import journal
+journal.send("x" * (int(sys.argv[1]) << 20), MESSAGE_ID=sys.argv[2], SPARKD_ENGINE="solo",
+             SPARKD_UNIT="vllm-solo.service")
+"""
+
+
+def test_an_entry_of_any_size_and_of_anybody_costs_the_daemon_nothing(lab: Lab) -> None:
+    machine = lab.machine
+    lab.engine("solo", life={"load_seconds": 0.3})
+    lab.apply()
+    lab.ctl("start", "solo", "--wait")
+    lab.push("/tmp/huge.py", HUGE)
+    machine.run(["python3", "/tmp/huge.py", "60", Event.END_OF_LIFE], user="nobody")
+    # The engine's own: a process that systemd counts to its unit, and that speaks to journald.
+    group = lab.show("solo", "ControlGroup")["ControlGroup"]
+    places = "/sys/fs/cgroup /sys/fs/cgroup/unified /sys/fs/cgroup/systemd"
+    join = f"for d in {places}; do [ -d $d{group} ] && echo $$ >$d{group}/cgroup.procs; done"
+    machine.run(f"{join}; exec runuser -u vllm -- python3 /tmp/huge.py 60 {Event.SLOT_WAIT}")
+    sizes = "journalctl --sync; journalctl --all -o cat --output-fields=MESSAGE | wc -L"
+    assert int(machine.out(sizes)) == 60 << 20, "they are in the journal"
+    lab.die("solo", "core-killed")
+    lab.until_dead("solo")
+    lab.until("solo", "ready")
+    pid = machine.show("sparkd.service", "MainPID")["MainPID"]
+    status = machine.read(f"/proc/{pid}/status").splitlines()
+    peak = next(int(row.split()[1]) for row in status if row.startswith("RssAnon:"))
+    assert peak < 40_000, f"{peak} kB"
+    found = machine.journal(f"MESSAGE_ID={Event.END_OF_LIFE}", "_UID=0", "--output-fields=MESSAGE")
+    assert len(found) == 1
