@@ -4,14 +4,14 @@
 import functools
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sparkd.adapters import file_set, systemctl
 from sparkd.adapters.unit_files import ApplyError
 from sparkd.core import caps
 from sparkd.core.caps import Found, LaunchPath, Plan, State
-from sparkd.core.config_model import CompileCaps
+from sparkd.core.config_model import Config
 from sparkd.core.engine_environment import compile_caps
 
 ROOT = Path("/")
@@ -71,16 +71,19 @@ def _check_unchanged(path: Path, change: caps.Change) -> None:
         raise ApplyError(f"{path} changed since the plan was made: apply again")
 
 
-def launch_paths(wanted: CompileCaps, root: Path = ROOT) -> list[LaunchPath]:
+def launch_paths(config: Config, root: Path = ROOT) -> list[LaunchPath]:
     """Every way to start something, and whether the caps hold on it.
 
     Raises:
         ApplyError: a file is there and cannot be read.
     """
+    wanted = config.host.compile
     variables = compile_caps(wanted)
     rendered = caps.render(wanted)
     found = [
-        LaunchPath("engines' units", *_units(variables)),
+        LaunchPath(
+            "engines' units", *_units(variables, [engine.unit for engine in config.engines])
+        ),
         LaunchPath("sparkctl run", capped=True, detail="sets them itself"),
     ]
     on_disk = read(root)
@@ -102,13 +105,17 @@ def launch_paths(wanted: CompileCaps, root: Path = ROOT) -> list[LaunchPath]:
     return found
 
 
-def _units(variables: Mapping[str, str]) -> tuple[bool | None, str]:
-    """Of the loaded engines: a drop-in can take the caps away again."""
-    seen = systemctl.environments("vllm-*.service")
+def _units(variables: Mapping[str, str], units: Sequence[str]) -> tuple[bool | None, str]:
+    """As systemd has them: a drop-in can take the caps away again."""
+    seen = systemctl.show(units, ["Environment"]) if units else []
     if seen is None:
         return None, "cannot see systemd"
     wanted = {f"{name}={value}" for name, value in variables.items()}
-    bare = sorted(unit for unit, words in seen.items() if wanted - set(words))
+    bare = [
+        unit
+        for unit, row in zip(units, seen, strict=True)
+        if wanted - set(row.get("Environment", "").split())
+    ]
     if bare:
         return False, f"not in {', '.join(bare)}: apply, or look for a drop-in"
     return True, "their Environment="

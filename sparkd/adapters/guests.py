@@ -7,6 +7,7 @@ port only once its engine has started. So a guest's claim of the start slot ends
 or with its scope, and nobody has to release it.
 """
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,6 +78,10 @@ def claim_phase(unit: str, seen: slot.Phase, folder: Path = FOLDER) -> slot.Phas
     guest = read(unit, folder)
     known = guest is not None and guest.invocation_id == seen.invocation_id
     if known and guest is not None and is_ready(guest):
+        if not guest.is_ready:
+            # Its watcher would have. The daemon may not look into a user's processes, and asks us.
+            with contextlib.suppress(OSError):
+                write(guest._replace(is_ready=True), folder)
         return slot.Phase(seen.invocation_id, "running")
     return slot.Phase(seen.invocation_id, "start")
 

@@ -29,18 +29,6 @@ def show(units: Sequence[str], properties: Sequence[str]) -> list[Mapping[str, s
     return blocks if len(blocks) == len(units) else None
 
 
-def environments(pattern: str) -> dict[str, list[str]] | None:
-    """`Environment=` of every loaded unit with such a name; None when systemd does not answer."""
-    out = _run([SYSTEMCTL, "show", "--property=Id,Environment", "--", pattern])
-    if out is None:
-        return None
-    blocks = [
-        dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
-        for block in out.strip("\n").split("\n\n")
-    ]
-    return {row["Id"]: row.get("Environment", "").split() for row in blocks if "Id" in row}
-
-
 def job_type(unit: str) -> str | None:
     """The type of the job that is queued or running on the unit, '' for none."""
     out = _run([SYSTEMCTL, "list-jobs", "--no-legend", "--no-pager", "--full", "--", unit])

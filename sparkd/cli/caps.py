@@ -26,8 +26,8 @@ def run(args: Namespace) -> int:
         CliError: the configuration has errors, or a file cannot be read.
     """
     try:
-        wanted = config_view.load(config_view.Paths().config).host.compile
-        paths = caps_files.launch_paths(wanted)
+        config = config_view.load(config_view.Paths().config)
+        paths = caps_files.launch_paths(config)
     except ConfigErrors as refused:
         raise CliError("\n".join(map(str, refused.errors)), Exit.CONFIG) from None
     except ApplyError as error:
@@ -37,7 +37,7 @@ def run(args: Namespace) -> int:
     else:
         print("\n".join(_lines(paths)))
     lacking = [path for path in paths if path.is_ours and path.capped is False]
-    return Exit.FAILURE if lacking and wanted.everywhere else Exit.OK
+    return Exit.FAILURE if lacking and config.host.compile.everywhere else Exit.OK
 
 
 def _lines(paths: list[LaunchPath]) -> list[str]:
