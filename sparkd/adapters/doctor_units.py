@@ -57,16 +57,35 @@ def look(
     names = dict.fromkeys([*view.names(), *filter(ENGINE_NAME.match, named)])
     engines = [_engine(viewer, view, name, files, named) for name in names]
     before = {unit for engine in engines for unit in engine.after if unit.endswith(".service")}
-    missing = frozenset(unit for unit in before if viewer.unit(unit).load_state == "not-found")
+    states = {unit: viewer.unit(unit) for unit in sorted(before)}
+    missing = frozenset(unit for unit, seen in states.items() if seen.load_state == "not-found")
+    others = list(rivals())
+    servers = {Path(rival.who.split(" ")[-1]).name for rival in others}
+    retired = frozenset(
+        unit
+        for unit, seen in states.items()
+        if unit in servers and seen.unit_file_state in {"disabled", "masked"}
+    )
     target = viewer.unit(TARGET)
     host = Host(
         target_enabled=target.unit_file_state == "enabled",
         stale_drop_ins=_stale_drop_ins(viewer),
         missing_units=missing,
-        rivals=list(rivals()),
+        retired_units=retired,
+        rivals=[rival for rival in others if not _is_retired(viewer, rival)],
         begun=_begun(),
     )
     return engines, host
+
+
+def _is_retired(viewer: Viewer, rival: Rival) -> bool:
+    """Whether it is a system unit that nothing starts and that does not run."""
+    kind, _, path = rival.who.partition(" ")
+    if kind != "unit" or not path.endswith(".service"):
+        return False
+    seen = viewer.unit(Path(path).name)
+    idle = seen.active_state in {"inactive", "failed"}
+    return idle and seen.unit_file_state in {"disabled", "masked"}
 
 
 def _engine(

@@ -35,11 +35,27 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "sources", nargs="+", metavar="SOURCE",
+        "sources", nargs="*", metavar="SOURCE",
         help="a unit file or the name of a unit, a compose file, a quadlet, a launch script, or a"
         " quoted `docker run …` line; - reads one such text from standard input",
     )  # fmt: skip
     parser.add_argument("--write", action="store_true", help="write the files that can be applied")
+    parser.add_argument(
+        "--replace", action="store_true",
+        help="write, apply, and put the unit that was imported out of service; it is kept",
+    )  # fmt: skip
+    running = parser.add_mutually_exclusive_group()
+    running.add_argument(
+        "--adopt-running", action="store_true",
+        help="with --replace: a unit that runs serves on until the engine is started",
+    )  # fmt: skip
+    running.add_argument(
+        "--stop", action="store_true", help="with --replace: stop a unit that runs"
+    )
+    parser.add_argument(
+        "--undo", action="store_true",
+        help="give back the unit that was replaced last, or the one that is named",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
     parser.add_argument(
         "--venv", metavar="DIRECTORY",
@@ -59,6 +75,14 @@ def run(args: argparse.Namespace) -> int:
         0 when every source was understood (and everything asked for was written), 1 when one was
         refused or a file was not written.
     """
+    if args.undo:
+        from sparkd.cli import handover  # noqa: PLC0415  (it brings systemd along)
+
+        for line in handover.undo(args.sources, args.config_dir):
+            print(neutralise(line))
+        return Exit.OK
+    if not args.sources:
+        raise CliError("name what is to be imported", Exit.USAGE)
     if args.venv is not None and not is_plain_path(args.venv):
         raise CliError(
             f"--venv {args.venv}: must be an absolute path of plain characters", Exit.USAGE
@@ -75,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
         memory_total=_memory_total(),
     )  # fmt: skip
     plan.refused = [*missing, *plan.refused]
+    if args.replace:
+        return _replace(args, found, plan)
     outcomes = _outcomes(plan, args.config_dir, write=args.write)
     if args.json:
         print(json.dumps(as_json(plan), indent=2, ensure_ascii=True))
@@ -83,6 +109,24 @@ def run(args: argparse.Namespace) -> int:
             print(neutralise(line))
     unwritten = args.write and not all(outcome.startswith("written") for outcome in outcomes)
     return Exit.FAILURE if plan.refused or unwritten else Exit.OK
+
+
+def _replace(args: argparse.Namespace, found: "Sequence[Document]", plan: "Plan") -> int:
+    from sparkd.cli import handover  # noqa: PLC0415  (it brings systemd along)
+
+    handover.require_root()
+    if len(args.sources) != 1 or len(found) > 1:
+        raise CliError("--replace hands over one unit at a time: name one", Exit.USAGE)
+    wish = handover.wish_of(args)
+    document = found[0] if found else planning.Document(args.sources[0], "")
+    handover.check(document, plan, wish)
+    engine = plan.engines[0]
+    said = handover.replace(
+        document, plan, wish, lambda: _outcome(engine, args.config_dir, write=True)
+    )
+    for line in said:
+        print(neutralise(line))
+    return Exit.OK
 
 
 def _documents(source: str) -> "list[Document]":

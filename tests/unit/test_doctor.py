@@ -38,7 +38,12 @@ UNIT = units.Facts(
     held="", order=50, drop_ins=(), active=True,
 )  # fmt: skip
 AROUND = units.Host(
-    target_enabled=True, stale_drop_ins=(), missing_units=frozenset(), rivals=(), begun=""
+    target_enabled=True,
+    stale_drop_ins=(),
+    missing_units=frozenset(),
+    retired_units=frozenset(),
+    rivals=(),
+    begun="",
 )
 
 
@@ -200,12 +205,13 @@ def test_the_boot_order_is_after_then_order_and_a_cycle_ends() -> None:
     assert sorted(one.name for one in units.boot_order([a, cycle])) == ["a", "b"]
 
 
-def test_an_after_to_an_engine_that_boot_does_not_start_is_told() -> None:
+def test_an_after_to_a_retired_server_is_told_and_one_to_an_engine_is_not() -> None:
     first = UNIT._replace(name="b", unit_file_state="disabled", autostart=False)
-    second = UNIT._replace(after=("vllm-b.service",))
-    found = list(units.judge([first, second], AROUND))
+    second = UNIT._replace(after=("vllm-b.service", "old.service"))
+    retired = AROUND._replace(retired_units=frozenset({"old.service"}))
+    found = list(units.judge([first, second], retired))
     assert [one.code for one in found] == ["DOC406"]
-    assert "not started at boot" in found[0].reason
+    assert "After=old.service" in found[0].reason
 
 
 def test_every_value_says_where_it_comes_from() -> None:

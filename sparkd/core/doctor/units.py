@@ -74,6 +74,8 @@ class Host(NamedTuple):
     """Folders `vllm-X.service.d` without such a unit."""
     missing_units: frozenset[str]
     """Of all units named in After=: those that systemd does not find."""
+    retired_units: frozenset[str]
+    """Of those: somebody's vLLM servers that are disabled or masked."""
     rivals: Sequence[Rival]
     begun: str
     """The revision that was cut short, in words; '' for none."""
@@ -91,7 +93,7 @@ def judge(engines: Sequence[Facts], host: Host) -> Iterator[Finding]:
         yield from _file(engine)
         yield from _state(engine)
         yield from _drop_ins(engine)
-        yield from _order(engine, engines, host)
+        yield from _order(engine, host)
         yield from _rivals(engine, host)
 
 
@@ -147,17 +149,14 @@ def _takes_away(drop_in: DropIn) -> bool:
     return value not in _RELIED_ON[key] and bool(value or _RELIED_ON[key])
 
 
-def _order(engine: Facts, engines: Sequence[Facts], host: Host) -> Iterator[Finding]:
-    at_boot = {unit_of(other.name) for other in engines if starts_at_boot(other)}
-    ours = {unit_of(other.name) for other in engines}
+def _order(engine: Facts, host: Host) -> Iterator[Finding]:
+    # Edges to sparkd's own engines are not meant: the slot keeps those apart, whichever starts.
     for unit in engine.after:
         if unit in host.missing_units:
             yield finding("DOC406", unit_of(engine.name), f"After={unit}, which does not exist")
-        elif unit in ours - at_boot and starts_at_boot(engine):
-            reason = f"After={unit}, which is not started at boot"
-            yield finding("DOC406", unit_of(engine.name), reason,
-                          "nothing, as long as you know; the start slot keeps them apart"
-                          )  # fmt: skip
+        elif unit in host.retired_units:
+            reason = f"After={unit}, a server that is not started at boot any more"
+            yield finding("DOC406", unit_of(engine.name), reason)
 
 
 def starts_at_boot(engine: Facts) -> bool:
