@@ -44,6 +44,8 @@ _ENVIRONMENT = {
     "SYSTEMD_COLORS": "0",
 }
 
+_DIES_WITH_US = ("setpriv", "--pdeathsig=KILL")
+
 _KERNEL_ARGUMENTS = (
     "console=ttyS0 rdinit=/sbin/init psi=1 quiet panic=-1 systemd.unified_cgroup_hierarchy=1"
 )
@@ -120,7 +122,7 @@ class Machine:
             self._qemu = subprocess.Popen(
                 [
                     # It must not outlive a test run that is killed.
-                    "timeout", "--kill-after=5", str(limit), "setpriv", "--pdeathsig=KILL",
+                    *_DIES_WITH_US, "timeout", "--kill-after=5", str(limit), *_DIES_WITH_US,
                     "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-smp", str(cpus),
                     "-m", str(memory_mb), "-display", "none", "-no-reboot", "-nic", "none",
                     "-kernel", str(kernel()), "-initrd", str(initrd),
@@ -135,7 +137,7 @@ class Machine:
         try:
             self._connect()
             self._await(0, BOOT_LIMIT, "the boot")
-            self.run(["systemctl", "is-system-running", "--wait"], check=False, limit=120)
+            self.run(["systemctl", "is-system-running", "--wait"], check=False, limit=BOOT_LIMIT)
         except BaseException:
             self.close()
             raise
