@@ -6,7 +6,7 @@ import json
 import pytest
 
 from sparkd.core.events import Event
-from tests.system.lab import Lab, unit
+from tests.system.lab import HOST, Lab, unit
 
 pytestmark = pytest.mark.system
 
@@ -192,7 +192,7 @@ FATAL = (
 
 def test_a_strangers_lines_about_an_engine_count_for_nothing(lab: Lab) -> None:
     """Anybody can read an invocation's id and send any field; the gate and post-mortem must not."""
-    lab.engine("solo", life={"load_seconds": 12.0})
+    lab.engine("solo", life={"load_seconds": 8.0})
     lab.apply()
     lab.start_all("solo")
     lab.until("solo", "loading")
@@ -240,30 +240,30 @@ def test_no_child_outlives_its_engine_and_a_shutdown_is_no_death(lab: Lab) -> No
     lab.ctl("start", "solo", "--wait")
     children = "pgrep -c '^VLLM::' || true"
     before = lab.machine.out(children)
-    for count, kind in enumerate(("orphan", "port-kept"), 1):
-        lab.die("solo", kind)
-        lab.until_dead("solo", count)
-        lab.until("solo", "ready")
-        assert lab.machine.out(children) == before, f"nothing is left behind by {kind}"
+    # Its EngineCore leaves the session, is deaf to SIGTERM, and holds the port.
+    lab.die("solo", "port-kept")
+    lab.until_dead("solo")
+    lab.until("solo", "ready")
+    assert lab.machine.out(children) == before, "nothing is left behind"
     lab.machine.reboot()
     lab.until("solo", "ready")
     ends = lab.incidents("solo")
-    assert [row["requested"] for row in ends] == [True, False, False], "newest first"
-    assert lab.one("solo")["restarts"]["used"] == 2
+    assert [row["requested"] for row in ends] == [True, False], "newest first"
+    assert lab.one("solo")["restarts"]["used"] == 1
 
 
 def test_exit_137_is_no_kill_and_a_fast_loop_is_held(lab: Lab) -> None:
+    lab.push("/etc/sparkd/sparkd.toml", HOST.replace("burst = 3", "burst = 2"))
     lab.engine("solo", life={"death": "exit", "death_at_load": 0.1, "exit_status": 137})
     lab.apply()
     lab.start_all("solo")
-    deaths = lab.until_dead("solo", 3)
-    held = lab.until("solo", "held")
-    assert "3" in held["reason"]
+    deaths = lab.until_dead("solo", 2)
+    assert "the limit is 2" in lab.until("solo", "held")["reason"]
     assert {(d["exit_code"], d["signal"], d["result"]) for d in deaths} == {
         (137, None, "exit-code")
     }
     assert not [d for d in deaths if "oom" in d["class"]]
-    assert [d["action"] for d in deaths] == ["hold", "restart", "restart"], "newest first"
+    assert [d["action"] for d in deaths] == ["hold", "restart"], "newest first"
 
 
 def test_what_an_administrator_did_to_a_unit_stays(lab: Lab) -> None:
@@ -354,32 +354,6 @@ def test_a_full_run_folder_refuses_a_start_with_its_reason(lab: Lab) -> None:
     lab.ctl("restart", "solo", "--wait")
 
 
-def test_a_journal_that_was_emptied_is_a_gap_that_is_told_and_nothing_worse(lab: Lab) -> None:
-    machine = lab.machine
-    lab.engine("solo", life={"load_seconds": 0.3})
-    lab.apply()
-    lab.ctl("start", "solo", "--wait")
-    life = lab.one("solo")["invocation_id"]
-    lab.die("solo", "core-killed")
-    assert lab.until_dead("solo")[0]["invocation_id"] == life
-    life = lab.until("solo", "ready")["invocation_id"]
-    machine.run(
-        "systemctl stop sparkd && journalctl --sync && systemctl stop systemd-journald.socket"
-        " systemd-journald-dev-log.socket systemd-journald && rm -rf /var/log/journal/*/*"
-        " /run/log/journal/*/* && systemctl start systemd-journald.socket"
-        " systemd-journald-dev-log.socket systemd-journald && systemctl start sparkd"
-    )
-    told = machine.wait_until(
-        lambda: machine.journal(f"MESSAGE_ID={Event.JOURNAL_GAP}"), "the gap is told"
-    )
-    assert len(told) == 1
-    shown = lab.one("solo")
-    assert (shown["state"], shown["invocation_id"]) == ("ready", life)
-    assert len(lab.incidents("solo")) == 1, "what was taken in before stays, and stays once"
-    lab.die("solo", "core-killed")
-    assert lab.until_dead("solo", 2)[0]["invocation_id"] == life
-
-
 def test_many_reloads_at_once_are_one_more_and_end_ready(lab: Lab) -> None:
     machine = lab.machine
     lab.engine("solo")
@@ -411,14 +385,14 @@ def test_an_entry_of_any_size_and_of_anybody_costs_the_daemon_nothing(lab: Lab) 
     lab.apply()
     lab.ctl("start", "solo", "--wait")
     lab.push("/tmp/huge.py", HUGE)
-    machine.run(["python3", "/tmp/huge.py", "60", Event.END_OF_LIFE], user="nobody")
+    machine.run(["python3", "/tmp/huge.py", "24", Event.END_OF_LIFE], user="nobody")
     # The engine's own: a process that systemd counts to its unit, and that speaks to journald.
     group = lab.show("solo", "ControlGroup")["ControlGroup"]
     places = "/sys/fs/cgroup /sys/fs/cgroup/unified /sys/fs/cgroup/systemd"
     join = f"for d in {places}; do [ -d $d{group} ] && echo $$ >$d{group}/cgroup.procs; done"
-    machine.run(f"{join}; exec runuser -u vllm -- python3 /tmp/huge.py 60 {Event.SLOT_WAIT}")
+    machine.run(f"{join}; exec runuser -u vllm -- python3 /tmp/huge.py 24 {Event.SLOT_WAIT}")
     sizes = "journalctl --sync; journalctl --all -o cat --output-fields=MESSAGE | wc -L"
-    assert int(machine.out(sizes)) == 60 << 20, "they are in the journal"
+    assert int(machine.out(sizes)) == 24 << 20, "they are in the journal"
     lab.die("solo", "core-killed")
     lab.until_dead("solo")
     lab.until("solo", "ready")
