@@ -14,7 +14,8 @@ from tests.system.lab import Lab
 pytestmark = pytest.mark.system
 
 BUS = ["io.github.sparkd.Manager1", "/io/github/sparkd/Manager1", "io.github.sparkd.Manager1"]
-RSS_MAX_KB = 40_000
+RSS_MAX_KB = 60_000
+"""47 MB on Debian 12, a little more on 13 (measured)."""
 
 
 def main_pid(lab: Lab) -> str:
