@@ -73,12 +73,13 @@ def look() -> Page:
     """Look at everything once and judge it."""
     sources, config, found = _configuration()
     # Without a configuration the defaults are judged.
-    host_config = (config or core_config.load([], None)).host
+    judged = config or core_config.load([], None)
+    host_config = judged.host
     host = doctor_host.look(host_config.guards.floor)
     found += host_rules.judge(host)
     paths: Sequence[LaunchPath] = ()
     try:
-        paths = caps_files.launch_paths(host_config.compile)
+        paths = caps_files.launch_paths(judged)
     except ApplyError as error:
         found.append(finding("DOC001", "launch paths", str(error)))
     for path in paths if host_config.compile.everywhere else ():
