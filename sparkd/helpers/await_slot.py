@@ -22,8 +22,9 @@ from sparkd.helpers import unit as own_unit
 
 POLL_S = 0.5
 """One look costs a `systemctl show` of about 10 ms."""
-LOST_S = 30.0
-"""Reading a lost life's last words is bounded like any post-mortem."""
+LOST_S = 45.0
+"""Reading a lost life's last words is bounded like any post-mortem: 10 s for journald to write out
+what it has, 20 s to read, and the rest."""
 EXTEND_S = 60.0
 """How far each look moves systemd's time limit for this command."""
 
