@@ -133,6 +133,11 @@ def _about_host(status: Status) -> Iterator[Family]:
         )
     yield _one("sparkd_host_compilers", "Running compiler processes.", host.compilers)
     yield _one("sparkd_host_compilers_resident_bytes", "Their resident memory.", host.compilers_rss)
+    yield _one(
+        "sparkd_orphan_processes",
+        "Processes of vLLM and compilers whose parent is gone and that no unit holds.",
+        host.orphans,
+    )
 
 
 def _about_guards(facts: GuardFacts | None) -> Iterator[Family]:

@@ -49,6 +49,8 @@ class HostFacts(NamedTuple):
     compilers_rss: int
     guards: GuardFacts | None = None
     """None where no daemon guards."""
+    orphans: int = 0
+    """Processes of vLLM and compilers whose parent is gone and that no unit holds."""
 
 
 class EngineFacts(NamedTuple):
@@ -228,6 +230,7 @@ def to_json(status: Status) -> dict[str, object]:
             "memory_available_bytes": facts.host.memory_available,
             "pressure_memory_full_avg10": facts.host.pressure_full_avg10,
             "compilers": {"count": facts.host.compilers, "rss_bytes": facts.host.compilers_rss},
+            "orphans": facts.host.orphans,
             "guards": None if facts.host.guards is None else guards.to_json(facts.host.guards),
         },
         "slot": {"holder": status.holder, "waiting": list(status.waiting)},
@@ -286,7 +289,13 @@ def _guest_json(guest: GuestFacts) -> dict[str, object]:
 
 
 def _guard_notes(host: HostFacts) -> Sequence[str]:
-    return () if host.guards is None else tuple(guards.notes(host.guards))
+    notes = [] if host.guards is None else list(guards.notes(host.guards))
+    if host.orphans:
+        what = "process" if host.orphans == 1 else "processes"
+        notes.append(
+            f"{host.orphans} {what} of vLLM left behind without a unit: see `sparkctl orphans`"
+        )
+    return notes
 
 
 _DEATH_KEYS = (

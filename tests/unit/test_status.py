@@ -26,6 +26,7 @@ def test_the_contract_for_scripts_has_every_key() -> None:
         "pressure_memory_full_avg10": 1.5,
         "compilers": {"count": 2, "rss_bytes": 7 << 30},
         "guards": None,
+        "orphans": 0,
     }
     assert value["slot"] == {"holder": None, "waiting": []}
     shown = value["engines"][0]
