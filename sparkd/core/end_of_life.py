@@ -5,9 +5,12 @@ This is the record that `post-mortem` writes for each end of life and everything
 """
 
 import signal
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from sparkd.core.classify import ExitState, Verdict
+from sparkd.core.exit_state import ExitState
+
+if TYPE_CHECKING:  # `await-slot` needs a Finding and no classifier
+    from sparkd.core.classify import Verdict
 
 
 class UnitAtEnd(NamedTuple):
@@ -126,7 +129,7 @@ def signal_of(exit_state: ExitState) -> str | None:
     return exit_state.status or None
 
 
-def explain(verdict: Verdict, finding: Finding | None, *, requested: bool) -> Explanation:
+def explain(verdict: "Verdict", finding: Finding | None, *, requested: bool) -> Explanation:
     """What is recorded of an end, from the log's verdict and what a helper or the daemon found.
 
     A helper's finding names the symptom (the gate's deadline, a busy port); a signature in the log
