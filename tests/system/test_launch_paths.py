@@ -38,14 +38,13 @@ def test_system_services_of_anybody(applied: Lab) -> None:
 def test_user_services(applied: Lab) -> None:
     machine = applied.machine
     machine.run(["loginctl", "enable-linger", "ann"])
-    machine.wait_until(
-        lambda: machine.run(["test", "-S", "/run/user/1000/systemd/private"], check=False).returncode == 0,
-        "ann's manager is up",
-    )
     argv = [
         "runuser", "-u", "ann", "--", "env", "XDG_RUNTIME_DIR=/run/user/1000",
         "systemd-run", "--user", "--pipe", "--wait", "--quiet", "env",
     ]  # fmt: skip
+    machine.wait_until(
+        lambda: machine.run(argv, check=False).returncode == 0, "ann's manager is up"
+    )
     assert CAP in machine.out(argv).split()
 
 

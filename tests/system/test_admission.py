@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts are admitted on their peak: what does not fit waits, what never fits is refused."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.system.lab import HOST, Lab, overlaps, unit
+
+pytestmark = pytest.mark.system
+HOG = """\
+import sys, time
+size = int(sys.argv[1])
+block = bytearray(size)
+block[::4096] = b"x" * len(block[::4096])
+print("holding", flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def memory(lab: Lab) -> tuple[int, int]:
+    rows = dict(
+        line.split(":", 1) for line in lab.machine.read("/proc/meminfo").splitlines() if ":" in line
+    )
+    total, available = (int(rows[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    return total, available
+
+
+def reserve_all_but(lab: Lab, size: int) -> None:
+    """Leave so many bytes of what is available now for starts."""
+    _, available = memory(lab)
+    mebi = (available - size) >> 20
+    text = HOST.replace('reserve = "1G"', f'reserve = "{mebi}M"')
+    lab.push("/etc/sparkd/sparkd.toml", text)
+
+
+def learned(lab: Lab, name: str) -> dict[str, Any]:
+    value = json.loads(lab.machine.read(f"/var/lib/sparkd/starts/{name}.json"))
+    assert isinstance(value, dict)
+    return value
+
+
+def hog(lab: Lab, size: int, seconds: float) -> Any:
+    lab.push("/usr/local/bin/memory-holder", f"#!/usr/bin/python3\n{HOG}")
+    lab.machine.run(["chmod", "755", "/usr/local/bin/memory-holder"])
+    held = lab.machine.start_background(["/usr/local/bin/memory-holder", str(size), str(seconds)])
+    lab.machine.wait_until(lambda: "holding" in held.output(), "the holder has its memory")
+    return held
+
+
+def limit_patience(lab: Lab, name: str, seconds: int) -> None:
+    """How long an obstacle is waited for: minutes are too long for a test."""
+    text = lab.machine.read(f"/etc/systemd/system/{unit(name)}")
+    begin = text.index("ExecStartPre=")
+    end = text.index("\nExecStart=")
+    command = text[begin:end] + f" --obstacle-limit={seconds}\n"
+    folder = f"/etc/systemd/system/{unit(name)}.d"
+    lab.machine.run(["mkdir", "-p", folder])
+    lab.push(f"{folder}/patience.conf", f"[Service]\nExecStartPre=\n{command}")
+    lab.machine.run(["systemctl", "daemon-reload"])
+
+
+def test_a_first_start_is_cold_the_next_is_warm_and_an_upgrade_makes_it_cold(lab: Lab) -> None:
+    lab.engine("one", life={"load_seconds": 1.0})
+    lab.apply()
+    lab.ctl("start", "one", "--wait")
+    boot = lab.one("one")["boot"]
+    assert (boot["kind"], "no start" in boot["kind_reason"]) == ("cold", True)
+    assert len(learned(lab, "one")["starts"][0]["cold_peak_bytes"]) == 1
+    lab.ctl("restart", "one", "--wait")
+    assert lab.one("one")["boot"]["kind"] == "warm"
+    lab.engine("one", serve="max-num-seqs = 7", life={"load_seconds": 1.0})
+    lab.apply()
+    lab.ctl("restart", "one", "--wait")
+    boot = lab.one("one")["boot"]
+    assert boot["kind"] == "cold"
+    assert "flags or environment" in boot["kind_reason"]
+    assert "cold" in lab.ctl("status", "one").stdout
+
+
+def test_a_start_that_never_fits_is_refused_at_once_with_the_arithmetic(lab: Lab) -> None:
+    lab.engine("one", life={"load_seconds": 1.0})
+    lab.apply()
+    total, _ = memory(lab)
+    lab.ctl("start", "one", "--wait")
+    lab.ctl("stop", "one")
+    known = learned(lab, "one")
+    known["starts"][0]["warm_peak_bytes"] = [total]
+    known["starts"][0]["cold_peak_bytes"] = [total]
+    lab.push("/var/lib/sparkd/starts/one.json", json.dumps(known))
+    lab.ctl("start", "one", "--wait", check=False)
+    seen = lab.until("one", "held")
+    assert "never fits" in seen["reason"]
+    assert "host.reserve" in seen["reason"]
+
+
+def large_engine(lab: Lab, total: int) -> int:
+    """An engine that wants a twentieth of the machine; returns what is left for it and a holder.
+
+    The host's memory is shared with whatever else runs on it: both are large beside that.
+    """
+    lab.engine("one", life={"load_seconds": 1.0})
+    path = "/etc/sparkd/engines.d/one.toml"
+    lab.push(path, lab.machine.read(path).replace("utilization = 0.01", "utilization = 0.05"))
+    return total // 8
+
+
+def test_memory_that_comes_back_late_is_waited_for(lab: Lab) -> None:
+    """A holder keeps the memory of the dead for a while: the restart waits for it, then goes."""
+    size = large_engine(lab, memory(lab)[0])
+    lab.apply()
+    lab.ctl("start", "one", "--wait")
+    reserve_all_but(lab, size)
+    lab.apply()
+    hog(lab, size, 30)
+    lab.machine.run(["kill", "-KILL", lab.show("one", "MainPID")["MainPID"]])
+    lab.until_dead("one")
+    lab.machine.wait_until(
+        lambda: "memory-holder" in lab.one("one")["reason"], "the restart waits for the holder"
+    )
+    assert lab.one("one")["state"] == "waiting"
+    lab.until("one", "ready", limit=90)
+    assert len([row for row in lab.incidents("one") if not row["requested"]]) == 1
+
+
+def test_memory_that_never_comes_back_holds_the_engine_with_the_holders_name(lab: Lab) -> None:
+    size = large_engine(lab, memory(lab)[0])
+    reserve_all_but(lab, size)
+    lab.apply()
+    limit_patience(lab, "one", 5)
+    holder = hog(lab, size, 600)
+    lab.ctl("start", "one", "--wait", check=False)
+    seen = lab.until("one", "held")
+    assert "memory-holder" in seen["reason"]
+    assert "GiB" in seen["reason"]
+    assert holder.running()
+
+
+def test_two_starts_and_a_guest_go_one_after_the_other(lab: Lab) -> None:
+    machine = lab.machine
+    machine.run(["mkdir", "-p", "/models/guest"])
+    machine.run(["useradd", "--create-home", "ann"])
+    lab.life("guest", load_seconds=2.0)
+    for name in ("one", "two"):
+        lab.engine(name, life={"load_seconds": 2.0})
+    lab.apply()
+    lab.start_all("one", "two")
+    argv = [
+        "env", "SUDO_USER=ann", "SPARKD_SIM_LIFE_FILE=/etc/sparkd-sim/guest.json", "sparkctl",
+        "run", "--wait", "--memory", "100M", "--", "/usr/libexec/sparkd/sim/bin/vllm", "serve",
+        "/models/guest", "--port", "8300", "--gpu-memory-utilization", "0.01",
+    ]  # fmt: skip
+    machine.start_background(argv)
+    for name in ("one", "two"):
+        lab.until(name, "ready", limit=90)
+    machine.wait_until(
+        lambda: any(g["state"] == "ready" for g in lab.status()["guests"]), "the guest is ready"
+    )
+    assert not overlaps(lab.intervals())
+    assert not lab.incidents()
