@@ -103,8 +103,6 @@ def _need(
     args: Namespace, config: Config, launch: guest_launch.Launch, user: pwd.struct_passwd
 ) -> admission.Need:
     total = proc.memory().total
-    if args.memory and args.engine:
-        raise CliError("--memory and --engine exclude each other", Exit.USAGE)
     if args.memory:
         try:
             size = parse_size(args.memory)

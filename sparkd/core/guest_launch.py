@@ -69,7 +69,7 @@ def _has(options: Sequence[str], *names: str) -> bool:
 
 
 def text(argv: Sequence[str]) -> str:
-    """The command line for people: without secrets, and not longer than fits."""
+    """The command line for people: printable, without secrets, and not longer than fits."""
     shown = []
     hide = False
     for word in argv:
@@ -82,5 +82,5 @@ def text(argv: Sequence[str]) -> str:
         else:
             shown.append(redact(word))
         hide = secret and not equals
-    line = " ".join(shown)
+    line = "".join(c if c.isprintable() else "?" for c in " ".join(shown))
     return line if len(line) <= TEXT_MAX else line[: TEXT_MAX - 1] + "…"

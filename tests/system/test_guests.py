@@ -81,6 +81,18 @@ def test_its_exit_status_is_the_programs(by_hand: ByHand) -> None:
     assert killed.stdout.strip() == "137"
 
 
+def test_it_keeps_the_terminal_and_its_interrupt_key(by_hand: ByHand) -> None:
+    """`script` is the terminal: what is typed comes in by its pipe, ^C among it."""
+    run = by_hand.lab.machine.run
+    launch = "sparkctl run --memory 100M --user ann --"
+    done = run(["script", "-qec", f"{launch} sh -c 'test -t 0 && echo terminal'", "/dev/null"])
+    assert "terminal" in done.stdout
+    typed = r"(sleep 5; printf '\003'; sleep 5)"
+    done = run(["sh", "-c", f"{typed} | script -qec '{launch} sleep 60' /dev/null"], check=False)
+    assert done.returncode == 130
+    assert not by_hand.guests()
+
+
 def test_no_engine_starts_beside_a_guest_that_starts(by_hand: ByHand) -> None:
     lab = by_hand.lab
     by_hand.launch(load=6.0)

@@ -104,3 +104,4 @@ def test_a_command_line_is_shown_without_its_secrets():
     assert not any(part in shown for part in ("abc", "xyz", secret))
     assert shown.endswith("--port 1")
     assert len(guest_launch.text(["x" * 5000])) == guest_launch.TEXT_MAX
+    assert guest_launch.text(["a\n[Scope]", "\udc80", "\x1b[2J"]) == "a?[Scope] ? ?[2J"
