@@ -13,7 +13,7 @@ from sparkd.adapters.state_files import StateFiles
 from sparkd.core.end_of_life import Finding
 from sparkd.core.memory_guard import Life
 from sparkd.core.status import Status
-from sparkd.core.unit_state import State, engine_of, unit_of
+from sparkd.core.unit_state import State, unit_of
 from sparkd.daemon import log
 
 LEAST = 1000
@@ -33,10 +33,12 @@ def lives(status: Status, orders: dict[str, int]) -> Sequence[Life]:
             starting = engine.state in {State.STARTING, State.LOADING}
             order = orders.get(engine.name, LEAST)
             found.append(Life(unit.unit, engine.name, unit.invocation_id, order, starting))
-    claim = status.facts.claim
-    if claim is not None and status.holder is not None and claim.unit.endswith(".scope"):
-        name = engine_of(claim.unit)
-        found.append(Life(claim.unit, name, claim.invocation_id, LEAST, starting=True, guest=True))
+    for guest in status.facts.guests:
+        if guest.state in {"starting", "ready"} and guest.invocation_id:
+            starting = guest.state == "starting"
+            found.append(
+                Life(guest.unit, guest.unit, guest.invocation_id, LEAST, starting, guest=True)
+            )
     return found
 
 
