@@ -8,7 +8,9 @@ and answers when its work is done; the loop never waits.
 
 import ctypes
 import functools
+from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import gi
 from gi.repository import Gio, GLib
@@ -21,6 +23,13 @@ PRIMARY_OWNER = 1
 CREDENTIALS_S = 5.0
 AUTHORIZATION_S = 120.0
 """A person may have to type a password."""
+OF_A_CALLER = 4
+"""Calls of one connection that may wait for the word on its owner at a time,"""
+OF_ALL = 48
+"""and of all. The bus grants our own connection 128 open questions: were they all spent on
+strangers' orders, sparkd could not see systemd any more (measured)."""
+AT_POLKIT = 24
+"""Half of them, so that a crowd that waits for passwords keeps no room from root."""
 
 
 class NameTakenError(Exception):
@@ -128,12 +137,20 @@ class Service:
 class _Authorization:
     """Who calls, and may they? Asked without blocking: uid first, then polkit."""
 
+    _waiting: ClassVar[Counter[str]] = Counter()
+    """Open questions by caller."""
+    _at_polkit: ClassVar[set["_Authorization"]] = set()
+
     def __init__(self, con: Untyped, call: Call, action: str, then: Callable[[int], None]) -> None:
         self._con = con
         self._call = call
         self._action = action
         self._then = then
         self._uid = -1
+        if self._waiting[call.sender] >= OF_A_CALLER or self._waiting.total() >= OF_ALL:
+            call.fail("Busy", "too many orders wait for permission")
+            return
+        self._waiting[call.sender] += 1
         arguments = GLib.Variant("(s)", (call.sender,))
         self._ask(
             ("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus"),
@@ -159,8 +176,14 @@ class _Authorization:
             self._refuse("the caller is gone")
             return
         if self._uid == 0:
+            self._done()
             self._then(0)
             return
+        if len(self._at_polkit) >= AT_POLKIT:
+            self._done()
+            self._call.fail("Busy", "too many orders wait for permission")
+            return
+        self._at_polkit.add(self)
         subject = ("system-bus-name", {"name": GLib.Variant("s", self._call.sender)})
         flags = 1 if self._call.is_interactive else 0
         arguments = GLib.Variant("((sa{sv})sa{ss}us)", (subject, self._action, {}, flags, ""))
@@ -177,12 +200,20 @@ class _Authorization:
             self._refuse("polkit does not answer; ask as root")
             return
         if allowed:
+            self._done()
             self._then(self._uid)
         else:
             self._refuse(f"polkit does not allow {self._action}; ask as root")
 
     def _refuse(self, why: str) -> None:
+        self._done()
         self._call.fail("NotPermitted", f"not permitted: {why}")
+
+    def _done(self) -> None:
+        self._at_polkit.discard(self)
+        self._waiting[self._call.sender] -= 1
+        if not self._waiting[self._call.sender]:
+            del self._waiting[self._call.sender]
 
 
 def _plain(text: str) -> str:

@@ -402,3 +402,45 @@ def test_an_entry_of_any_size_and_of_anybody_costs_the_daemon_nothing(lab: Lab) 
     assert peak < 40_000, f"{peak} kB"
     found = machine.journal(f"MESSAGE_ID={Event.END_OF_LIFE}", "_UID=0", "--output-fields=MESSAGE")
     assert len(found) == 1
+
+
+FLOOD = """\
+import sys, time
+from gi.repository import Gio, GLib
+con = Gio.bus_get_sync(Gio.BusType.SYSTEM, None)
+name, path = "io.github.sparkd.Manager1", "/io/github/sparkd/Manager1"
+loop, end, count = GLib.MainLoop(), time.monotonic() + 15, 0
+def answered(con, result):
+    global count
+    try:
+        con.call_finish(result)
+        sys.exit("it was allowed")
+    except GLib.GError:
+        count += 1
+    call() if time.monotonic() < end else loop.quit()
+def call():
+    con.call(name, path, name, "Restart", GLib.Variant("(sb)", ("solo", False)), None, 0, 60000,
+             None, answered)
+for _ in range(120):
+    call()
+loop.run()
+print(count)
+"""
+
+
+def test_a_flood_of_orders_that_nobody_permits_blinds_nobody(lab: Lab) -> None:
+    machine = lab.machine
+    lab.engine("solo", life={"load_seconds": 0.3})
+    lab.apply()
+    lab.ctl("start", "solo", "--wait")
+    before = lab.one("solo")["invocation_id"]
+    machine.run(["useradd", "--groups=sparkd", "member"])
+    lab.push("/tmp/flood.py", FLOOD)
+    floods = [machine.start_background(["python3", "/tmp/flood.py"], user="member") for _ in "ab"]
+    machine.run(["sleep", "3"])
+    while any(flood.running() for flood in floods):
+        seen = lab.status()
+        assert (seen["stale"], seen["engines"][0]["state"]) == (False, "ready")
+    assert all(int(flood.output()) > 120 for flood in floods), "they were answered, with a refusal"
+    assert lab.one("solo")["invocation_id"] == before
+    lab.ctl("restart", "solo", "--wait")
