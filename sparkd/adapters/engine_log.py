@@ -11,7 +11,8 @@ from typing import NamedTuple
 from sparkd.adapters.catalogue import load_catalogue
 from sparkd.adapters.journal import InvocationLog
 from sparkd.core import progress
-from sparkd.core.classify import EXTERNAL_STOP, Classifier
+from sparkd.core.classify import Classifier
+from sparkd.core.exit_state import EXTERNAL_STOP
 from sparkd.core.lines import Source, frame
 from sparkd.core.signatures import Catalogue, Label
 from sparkd.core.unit_state import unit_of

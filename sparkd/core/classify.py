@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from sparkd.core.exit_state import ExitState, class_of_exit, exit_from_journal
+from sparkd.core.exit_state import EXTERNAL_STOP, ExitState, class_of_exit, exit_from_journal
 from sparkd.core.life import Life, Seen
 from sparkd.core.lines import Line, Source, process_kind
 from sparkd.core.signatures import Answer, Catalogue, Class, Label, Match, Role
@@ -31,7 +31,6 @@ _EXCEPTION = re.compile(r" *(?:[\w.]{0,120}(?:Error|Exception): |Value error, )"
 
 # Classes that this module names itself; a test holds them to be in the catalogue.
 KEEP_ALIVE = "keep-alive-503"
-EXTERNAL_STOP = "external-sigterm"
 ENGINE_DEAD = "engine-core-fatal"
 FROZEN = "frozen-engine-health-200"
 INIT_STOP_HANG = "sigterm-during-init-hang"

@@ -7,7 +7,7 @@ This is the record that `post-mortem` writes for each end of life and everything
 import signal
 from typing import TYPE_CHECKING, NamedTuple
 
-from sparkd.core.exit_state import ExitState
+from sparkd.core.exit_state import EXTERNAL_STOP, ExitState
 
 if TYPE_CHECKING:  # `await-slot` needs a Finding and no classifier
     from sparkd.core.classify import Verdict
@@ -148,6 +148,9 @@ def explain(verdict: "Verdict", finding: Finding | None, *, requested: bool) -> 
     if finding.helper in ENDED_IT:
         if finding.cls == verdict.cls:
             return from_log._replace(reason=finding.reason)
+        return Explanation(finding.cls, finding.reason, finding.permanent)
+    if verdict.cls == EXTERNAL_STOP:
+        # When a helper has failed systemd itself sends SIGTERM, without any job: no stranger did.
         return Explanation(finding.cls, finding.reason, finding.permanent)
     if verdict.signature and not (finding.permanent and not verdict.answer.holds):
         return from_log

@@ -19,12 +19,14 @@ class ExitState(NamedTuple):
     status: str
 
 
+EXTERNAL_STOP = "external-sigterm"
+"""The class of an end by a signal that is no stop of systemd's."""
 EXIT_CLASSES = frozenset(
     {
         "kernel-oom-kill",
         "start-timed-out",
         "exec-failed",
-        "external-sigterm",
+        EXTERNAL_STOP,
         "main-process-killed",
         "main-process-crashed",
         "start-failed-unexplained",
@@ -55,7 +57,7 @@ def class_of_exit(exit_state: ExitState, *, starting: bool) -> str:
         return "exec-failed"
     if code in ("killed", "dumped"):
         if status in _TERMINATED:
-            return "external-sigterm"
+            return EXTERNAL_STOP
         return "main-process-killed" if status in ("KILL", "9") else "main-process-crashed"
     if status.isdigit() and (int(status) in _SETUP_FAILED or int(status) in _SHELL_FAILED):
         return "exec-failed"

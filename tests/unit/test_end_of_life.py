@@ -149,6 +149,15 @@ def test_explain(log, finding, requested, expected):
     assert (seen.signature, seen.evidence, seen.hint) == (log.signature, "line", "hint")
 
 
+def test_a_sigterm_that_systemd_sent_because_the_gate_failed_is_no_strangers():
+    told = verdict("shutdown-triggered")._replace(cls="external-sigterm", hint="find who did it")
+    seen = end_of_life.explain(told, GATE, requested=False)
+    assert (seen.cls, seen.reason) == (GATE.cls, GATE.reason)
+    assert (seen.signature, seen.hint) == ("", "")
+    alone = end_of_life.explain(told, None, requested=False)
+    assert (alone.cls, alone.hint) == ("external-sigterm", "find who did it")
+
+
 def test_what_sparkd_ended_itself_is_explained_by_sparkd_and_not_by_the_signal_it_sent():
     told_to_stop = verdict("api-shutdown")._replace(cls="external-sigterm")
     hung = Finding("sparkd", "frozen-engine-health-200", "no progress for 50 min", permanent=False)
