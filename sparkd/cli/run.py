@@ -198,6 +198,7 @@ def _look(plan: Plan) -> preflight.Facts:
         memory_available=memory.available,
         need=plan.need,
         reserve=plan.config.host.reserve.of(memory.total),
+        floor=plan.config.host.guards.floor.of(memory.total),
     )
     short = preflight.is_short(seen)
     return seen._replace(memory_holders=start_slot.memory_holders()) if short else seen

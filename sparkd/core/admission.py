@@ -68,12 +68,25 @@ class Estimate(NamedTuple):
 
 
 class Need(NamedTuple):
-    """What a start takes at its peak, and where the figure comes from."""
+    """What a start takes, and where the figure comes from; bytes."""
 
     peak: int
-    least: int
-    """Less than that it cannot take, whatever sparkd holds back meanwhile."""
+    """At most, for a moment."""
+    lasting: int
+    """What it keeps once it serves."""
     origin: str
+
+
+class Room(NamedTuple):
+    """What there is to start in; bytes."""
+
+    total: int
+    available: int
+    """MemAvailable: page cache counts, the kernel gives it back by itself."""
+    reserve: int
+    """`host.reserve`: never planned for engines, so what an engine keeps must leave it."""
+    floor: int
+    """`memory.floor`: what even a start's peak must leave."""
 
 
 def outlook(memory: Memory, fingerprint: Fingerprint, caches: Collection[str]) -> Outlook:
@@ -103,7 +116,8 @@ def need(memory: Memory, fingerprint: Fingerprint, kind: Kind, estimate: Estimat
     if peaks:
         noun = "start" if len(peaks) == 1 else "starts"
         origin = f"the most that {len(peaks)} earlier {kind} {noun} took"
-        return Need(max(peaks), max(peaks), origin)
+        guess = estimated(kind, estimate)
+        return Need(max(*peaks, guess.lasting), guess.lasting, origin)
     return estimated(kind, estimate)
 
 
@@ -111,19 +125,18 @@ def estimated(kind: Kind, seen: Estimate) -> Need:
     """What a start takes that nothing has been learned of.
 
     vLLM fits its KV cache into what the utilization leaves, after weights are loaded and most is
-    compiled: the two do not add up, the larger one counts. Compilers count only for the peak,
-    since the storm guard can run them one after the other.
+    compiled: the two do not add up, the larger one counts.
     """
     claimed = int(seen.utilization * seen.total)
-    least = max(claimed, seen.weights)
+    lasting = max(claimed, seen.weights)
     compiling = seen.weights + (seen.compilers if kind is Kind.COLD else 0)
     if compiling > claimed:
         origin = f"estimated: {gib(seen.weights)} of weights"
         if compiling > seen.weights:
             origin += f" and {gib(seen.compilers)} for compilers"
-        return Need(compiling, least, origin)
+        return Need(compiling, lasting, origin)
     return Need(
-        claimed, least, f"estimated: {seen.utilization:g} of {gib(seen.total)}, which vLLM claims"
+        claimed, lasting, f"estimated: {seen.utilization:g} of {gib(seen.total)}, which vLLM claims"
     )
 
 
@@ -148,26 +161,29 @@ def learn(
     return Memory((*others, now)[-FINGERPRINTS_KEPT:])
 
 
-def refusal(wanted: Need, total: int, available: int, reserve: int) -> tuple[str, bool] | None:
+def refusal(wanted: Need, room: Room) -> tuple[str, bool] | None:
     """Why a start does not fit, and whether it never will; None when it fits.
 
-    Args:
-        wanted: what the start takes.
-        total: the machine's memory.
-        available: MemAvailable: page cache counts, the kernel gives it back by itself.
-        reserve: `host.reserve`, which no start may take.
+    What it keeps must leave the reserve, its passing peak the floor. Would the peak have to leave
+    the reserve too, the second of two engines that just fill the plan could never start again.
     """
-    if wanted.least > total - reserve:
-        return (
-            f"never fits: it needs {gib(wanted.least)} ({wanted.origin}), and the machine has"
-            f" {gib(total)} of which {gib(reserve)} are reserved (host.reserve)"
-        ), True
-    if wanted.peak > available - reserve:
-        room = max(0, available - reserve)
-        return (
-            f"needs {gib(wanted.peak)} ({wanted.origin}), {gib(room)} is left: {gib(available)}"
-            f" is available and {gib(reserve)} of it are reserved (host.reserve)"
-        ), False
+    bounds = (
+        (wanted.lasting, room.reserve, "host.reserve", "keeps"),
+        (wanted.peak, room.floor, "memory.floor", "takes at its peak"),
+    )
+    for need_, kept, key, what in bounds:
+        if need_ > room.total - kept:
+            return (
+                f"never fits: it {what} {gib(need_)} ({wanted.origin}), and the machine has"
+                f" {gib(room.total)}, of which {gib(kept)} must be left ({key})"
+            ), True
+    for need_, kept, key, what in bounds:
+        if need_ > room.available - kept:
+            return (
+                f"it {what} {gib(need_)} ({wanted.origin}), and there is room for"
+                f" {gib(max(0, room.available - kept))}: {gib(room.available)} is available, of"
+                f" which {gib(kept)} must be left ({key})"
+            ), False
     return None
 
 

@@ -25,6 +25,7 @@ def await_slot_argv(engine: EngineConfig, host: HostConfig) -> list[str]:
         f"--user={engine.user}",
         f"--memory-utilization={engine.memory_utilization!r}",
         f"--reserve={host.reserve}",
+        f"--floor={host.guards.floor}",
         f"--max-jobs={host.compile.max_jobs}",
         f"--job-memory={host.guards.job_memory}",
         f"--burst={host.restart.burst}",

@@ -37,6 +37,8 @@ class Facts(NamedTuple):
     """What this start takes at its peak; None where only vLLM's own check counts."""
     reserve: int = 0
     """`host.reserve` in bytes."""
+    floor: int = 0
+    """`memory.floor` in bytes."""
     starts_held: str = ""
     """Why the memory guard holds all starts; '' when it does not."""
     home: str = ""
@@ -96,7 +98,8 @@ def _never_fits(facts: Facts) -> Obstacle | None:
 def _refusal(facts: Facts) -> tuple[str, bool] | None:
     if facts.need is None:
         return None
-    return admission.refusal(facts.need, facts.memory_total, facts.memory_available, facts.reserve)
+    room = admission.Room(facts.memory_total, facts.memory_available, facts.reserve, facts.floor)
+    return admission.refusal(facts.need, room)
 
 
 def is_short(facts: Facts) -> bool:

@@ -44,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--window", type=float, default=3600.0, metavar="SECONDS")
     p.add_argument("--memory-utilization", type=float, default=preflight.DEFAULT_UTILIZATION)
     p.add_argument("--reserve", default="0", metavar="SIZE", help="bytes, or a share such as 16%%")
+    p.add_argument("--floor", default="0", metavar="SIZE", help="what its peak must leave")
     p.add_argument("--max-jobs", type=int, default=4, help="compilers of a cold start at a time")
     p.add_argument("--job-memory", default="0", metavar="SIZE", help="what one of them takes")
     p.add_argument(
@@ -175,6 +176,7 @@ class Start(NamedTuple):
     outlook: admission.Outlook
     need: admission.Need
     reserve: int
+    floor: int
 
 
 def _foresee(options: argparse.Namespace) -> Start:
@@ -194,7 +196,8 @@ def _foresee(options: argparse.Namespace) -> Start:
         compilers,
     )
     need = admission.need(known, fingerprint, outlook.kind, estimate)
-    return Start(fingerprint, outlook, need, admission.size_of(options.reserve, total))
+    reserve, floor = (admission.size_of(t, total) for t in (options.reserve, options.floor))
+    return Start(fingerprint, outlook, need, reserve, floor)
 
 
 def _look_once(options: argparse.Namespace, start: Start) -> preflight.Facts:
@@ -213,6 +216,7 @@ def _look_once(options: argparse.Namespace, start: Start) -> preflight.Facts:
         home_writable=not home or bool(proc.usable_by(options.user, home, os.W_OK)),
         need=start.need,
         reserve=start.reserve,
+        floor=start.floor,
     )
     return _look_again(options, lasting)
 

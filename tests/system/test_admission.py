@@ -92,7 +92,7 @@ def test_a_start_that_never_fits_is_refused_at_once_with_the_arithmetic(lab: Lab
     lab.ctl("start", "one", "--wait", check=False)
     seen = lab.until("one", "held")
     assert "never fits" in seen["reason"]
-    assert "host.reserve" in seen["reason"]
+    assert "memory.floor" in seen["reason"]
 
 
 def large_engine(lab: Lab, total: int) -> int:

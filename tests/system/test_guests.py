@@ -170,7 +170,7 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic(by_hand: ByHand) -> No
     assert "host.reserve" in never.stderr
     assert not by_hand.guests()
     taken = by_hand.refused("--memory", "1T")
-    assert "never fits: it needs 1024.0 GiB (as --memory says)" in taken.stderr
+    assert "never fits: it keeps 1024.0 GiB (as --memory says)" in taken.stderr
 
 
 def test_only_root_may(by_hand: ByHand) -> None:

@@ -6,11 +6,12 @@ import json
 import pytest
 
 from sparkd.core import admission
-from sparkd.core.admission import GIB, Estimate, Kind, Memory, Need
+from sparkd.core.admission import GIB, Estimate, Kind, Memory, Need, Room
 
 PRINT = {"vllm": "0.27.1", "torch": "2.9.0", "cuda": "13.0", admission.LAUNCH: "sha256:1"}
 CACHES = ("/var/cache/vllm/m/.cache/flashinfer",)
 SPARK = Estimate(utilization=0.45, total=120 * GIB, weights=20 * GIB, compilers=16 * GIB)
+SMALL = SPARK._replace(utilization=0.1)
 
 
 def learned(*peaks: int, kind: Kind = Kind.WARM) -> Memory:
@@ -55,13 +56,13 @@ def test_going_back_to_known_versions_is_warm():
     other = {**PRINT, "vllm": "0.28.0"}
     memory = admission.learn(learned(50), other, Kind.COLD, 70 * GIB, CACHES)
     assert admission.outlook(memory, PRINT, CACHES).kind is Kind.WARM
-    assert admission.need(memory, PRINT, Kind.WARM, SPARK).peak == 50 * GIB
+    assert admission.need(memory, PRINT, Kind.WARM, SMALL).peak == 50 * GIB
 
 
 def test_the_largest_of_the_last_starts_counts_and_old_ones_are_forgotten():
-    assert admission.need(learned(60, 50, 55), PRINT, Kind.WARM, SPARK).peak == 60 * GIB
+    assert admission.need(learned(60, 50, 55), PRINT, Kind.WARM, SMALL).peak == 60 * GIB
     later = learned(90, *[50] * admission.STARTS_KEPT)
-    assert admission.need(later, PRINT, Kind.WARM, SPARK).peak == 50 * GIB
+    assert admission.need(later, PRINT, Kind.WARM, SMALL).peak == 50 * GIB
 
 
 def test_kinds_are_learned_apart():
@@ -72,34 +73,56 @@ def test_kinds_are_learned_apart():
 
 def test_what_vllm_claims_is_the_estimate_where_it_is_the_most():
     seen = admission.estimated(Kind.COLD, SPARK)
-    assert seen.peak == seen.least == int(0.45 * 120 * GIB)
+    assert seen.peak == seen.lasting == int(0.45 * 120 * GIB)
     assert "0.45 of 120.0 GiB" in seen.origin
 
 
-def test_compilers_count_beside_weights_when_cold_but_can_be_held_back():
+def test_compilers_count_beside_weights_in_the_peak_of_a_cold_start():
     small = SPARK._replace(utilization=0.25)
     cold, warm = (admission.estimated(kind, small) for kind in (Kind.COLD, Kind.WARM))
     assert cold.peak == 36 * GIB
     assert "20.0 GiB of weights and 16.0 GiB for compilers" in cold.origin
-    assert cold.least == warm.peak == 30 * GIB
+    assert cold.lasting == warm.lasting == warm.peak == 30 * GIB
 
 
-def test_a_start_that_leaves_the_reserve_fits_to_the_byte():
+def test_what_is_learned_is_the_peak_and_not_what_lasts():
+    seen = admission.need(learned(80), PRINT, Kind.WARM, SPARK)
+    assert (seen.peak, seen.lasting) == (80 * GIB, int(0.45 * 120 * GIB))
+    low = admission.need(learned(1), PRINT, Kind.WARM, SPARK)
+    assert low.peak == low.lasting, "a neighbour that went away meanwhile makes no start smaller"
+
+
+def test_what_a_start_keeps_leaves_the_reserve_to_the_byte():
     wanted = Need(50 * GIB, 50 * GIB, "x")
-    assert admission.refusal(wanted, 120 * GIB, 70 * GIB, 20 * GIB) is None
-    sentence, never = admission.refusal(wanted, 120 * GIB, 70 * GIB - 1, 20 * GIB)
+    room = Room(120 * GIB, 70 * GIB, 20 * GIB, 7 * GIB)
+    assert admission.refusal(wanted, room) is None
+    sentence, never = admission.refusal(wanted, room._replace(available=70 * GIB - 1))
     assert not never
-    assert "needs 50.0 GiB (x)" in sentence
-    assert "20.0 GiB of it are reserved (host.reserve)" in sentence
+    assert "keeps 50.0 GiB (x)" in sentence
+    assert "20.0 GiB must be left (host.reserve)" in sentence
 
 
-def test_what_never_fits_says_so_with_the_arithmetic():
-    wanted = Need(110 * GIB, 101 * GIB, "x")
-    sentence, never = admission.refusal(wanted, 120 * GIB, 120 * GIB, 20 * GIB)
+def test_its_peak_may_enter_the_reserve_but_not_the_floor():
+    """Two engines that just fill the plan: the second must be able to start again."""
+    wanted = Need(63 * GIB, 50 * GIB, "x")
+    room = Room(120 * GIB, 70 * GIB, 20 * GIB, 7 * GIB)
+    assert admission.refusal(wanted, room) is None
+    sentence, never = admission.refusal(wanted._replace(peak=63 * GIB + 1), room)
+    assert not never
+    assert "takes at its peak 63.0 GiB" in sentence
+    assert "memory.floor" in sentence
+
+
+@pytest.mark.parametrize(
+    ("wanted", "key"),
+    [(Need(101 * GIB, 101 * GIB, "x"), "host.reserve"), (Need(114 * GIB, 1, "x"), "memory.floor")],
+)
+def test_what_never_fits_says_so_with_the_arithmetic(wanted, key):
+    room = Room(120 * GIB, 120 * GIB, 20 * GIB, 7 * GIB)
+    sentence, never = admission.refusal(wanted, room)
     assert never
-    assert all(figure in sentence for figure in ("101.0 GiB", "120.0 GiB", "20.0 GiB"))
-    # Its compilers alone can be held back, so that is no reason to refuse for good.
-    assert not admission.refusal(wanted._replace(least=100 * GIB), 120 * GIB, 0, 20 * GIB)[1]
+    assert key in sentence
+    assert "120.0 GiB" in sentence
 
 
 def test_the_file_comes_back():

@@ -53,7 +53,7 @@ def test_a_peak_that_leaves_no_reserve_is_waited_for_and_one_that_never_fits_is_
     short = fits._replace(reserve=6 * GIB, memory_holders=("hog (PID 7) 60.0 GiB",))
     seen = preflight.obstacle(short)
     assert (seen.cls, seen.permanent) == ("memory-not-available", False)
-    assert "needs 25.0 GiB (estimated: a test), 24.0 GiB is left" in seen.reason
+    assert "keeps 25.0 GiB (estimated: a test), and there is room for 24.0 GiB" in seen.reason
     assert seen.reason.endswith("held by hog (PID 7) 60.0 GiB")
     never = preflight.obstacle(fits._replace(reserve=100 * GIB))
     assert (never.cls, never.permanent) == ("memory-never-enough", True)

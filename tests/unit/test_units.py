@@ -143,8 +143,8 @@ def test_commands() -> None:
     assert value(text, "Service", "ExecStartPre") == (
         "+/usr/libexec/sparkd/await-slot --engine=m --unit=vllm-m.service --order=10"
         " --host=0.0.0.0 --port=8001 --executable=/opt/vllm/bin/vllm --model=org/m --user=ai"
-        ' --memory-utilization=0.25 "--reserve=16%%" --max-jobs=4 --job-memory=4294967296 --burst=3'
-        " --window=3600"
+        ' --memory-utilization=0.25 "--reserve=16%%" "--floor=6%%" --max-jobs=4'
+        " --job-memory=4294967296 --burst=3 --window=3600"
     )
     assert value(text, "Service", "ExecStart") == (
         "/opt/vllm/bin/vllm serve org/m --host 0.0.0.0 --port 8001"
