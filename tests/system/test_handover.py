@@ -24,7 +24,7 @@ WantedBy=multi-user.target
 """
 
 
-def running(lab: Lab, name: str = "old.service") -> str:
+def running(lab: Lab, name: str = "mine.service") -> str:
     """A unit of somebody's that serves; returns its main process."""
     lab.machine.run("mkdir -p /models/mine")
     lab.life("mine")
@@ -37,15 +37,15 @@ def running(lab: Lab, name: str = "old.service") -> str:
 
 def test_adopting_lets_it_serve_until_the_engine_is_started(lab: Lab) -> None:
     pid = running(lab)
-    refused = lab.ctl("import", "--replace", "old.service", check=False)
+    refused = lab.ctl("import", "--replace", "mine.service", check=False)
     assert refused.returncode == 1
     assert "--adopt-running" in refused.stderr
-    assert lab.machine.show("old.service", "MainPID", "UnitFileState") == {
+    assert lab.machine.show("mine.service", "MainPID", "UnitFileState") == {
         "MainPID": pid, "UnitFileState": "enabled",
     }  # fmt: skip
 
-    lab.ctl("import", "--replace", "--adopt-running", "old.service")
-    assert lab.machine.show("old.service", "MainPID", "NRestarts", "UnitFileState") == {
+    lab.ctl("import", "--replace", "--adopt-running", "mine.service")
+    assert lab.machine.show("mine.service", "MainPID", "NRestarts", "UnitFileState") == {
         "MainPID": pid, "NRestarts": "0", "UnitFileState": "disabled",
     }  # fmt: skip
     assert lab.serves("mine")
@@ -55,7 +55,7 @@ def test_adopting_lets_it_serve_until_the_engine_is_started(lab: Lab) -> None:
 
     lab.ctl("restart", "mine", "--wait")
     assert lab.one("mine")["state"] == "ready"
-    assert lab.machine.show("old.service", "ActiveState") == {"ActiveState": "inactive"}
+    assert lab.machine.show("mine.service", "ActiveState") == {"ActiveState": "inactive"}
     assert lab.serves("mine")
 
 
@@ -74,14 +74,14 @@ def test_a_unit_of_the_same_name_becomes_sparkds_while_it_runs(lab: Lab) -> None
 
 def test_stopping_is_told_and_undone(lab: Lab) -> None:
     running(lab)
-    lab.ctl("import", "--replace", "--stop", "old.service")
-    assert lab.machine.show("old.service", "ActiveState", "LoadState")["ActiveState"] == "inactive"
+    lab.ctl("import", "--replace", "--stop", "mine.service")
+    assert lab.machine.show("mine.service", "ActiveState", "LoadState")["ActiveState"] == "inactive"
     lab.ctl("start", "mine", "--wait")
     refused = lab.ctl("import", "--undo", check=False)
     assert "sparkctl stop mine" in refused.stderr
     lab.ctl("stop", "mine")
-    lab.ctl("import", "--undo", "old.service")
-    assert lab.machine.read("/etc/systemd/system/old.service") == UNIT
-    assert lab.machine.show("old.service", "UnitFileState") == {"UnitFileState": "enabled"}
-    lab.machine.run("systemctl start old.service")
+    lab.ctl("import", "--undo", "mine.service")
+    assert lab.machine.read("/etc/systemd/system/mine.service") == UNIT
+    assert lab.machine.show("mine.service", "UnitFileState") == {"UnitFileState": "enabled"}
+    lab.machine.run("systemctl start mine.service")
     lab.machine.wait_until(lambda: lab.serves("mine"), "the old unit serves again")
