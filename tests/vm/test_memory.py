@@ -14,9 +14,9 @@ LEFT_MB = FLOOR_MB * 2 // 3
 
 @pytest.mark.parametrize("field", ["bookworm", "trixie"], indirect=True)
 def test_a_kill_by_the_kernel_is_told_as_one(field: Field) -> None:
-    field.serve("big", extra='[memory]\nmax = "150M"\n', life={"memory_mib": 400})
+    field.serve("big", extra='[memory]\nmax = "150M"\n')
     field.begin()
-    body = json.dumps({"kind": "eat-memory"})
+    body = json.dumps({"kind": "eat-memory", "memory_mib": 400})
     url = f"http://127.0.0.1:{field.ports['big']}/sim/die"
     field.machine.run(
         ["curl", "-sS", "-m", "60", "-H", "Content-Type: application/json", "-d", body, url],
