@@ -31,11 +31,16 @@ class Report(NamedTuple):
 
 
 def ratios(figure: Figure, figures: Iterable[Figure]) -> list[float]:
-    """The figure divided by its peer, in each run; empty without a peer."""
+    """The figure divided by its peer, run by run; empty without a peer.
+
+    Where the peer was below the resolution in some run, the one ratio of all runs together.
+    """
     for other in figures:
         if figure.peer and other.name == figure.peer:
-            pairs = zip(figure.values, other.values, strict=True)
-            return [ours / theirs for ours, theirs in pairs if theirs]
+            if all(other.values):
+                pairs = zip(figure.values, other.values, strict=True)
+                return [ours / theirs for ours, theirs in pairs]
+            return [sum(figure.values) / sum(other.values)] if any(other.values) else []
     return []
 
 
