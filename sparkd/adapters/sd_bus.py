@@ -104,9 +104,7 @@ class Bus:
         """
         message = c_void_p()
         words = [word.encode() for word in (*target, member)]
-        self._check(
-            self._library.sd_bus_message_new_method_call(self._bus, byref(message), *words)
-        )
+        self._check(self._library.sd_bus_message_new_method_call(self._bus, byref(message), *words))
         try:
             self._check(self._library.sd_bus_message_set_auto_start(message, 0))
             self._check(

@@ -179,11 +179,7 @@ def _jobs(compilers: Iterable[Compiler], state: State) -> list[_Job]:
     for compiler in compilers:
         found.setdefault(compiler.job, []).append(compiler)
     jobs = [_Job(key, parts[0].owner, tuple(parts)) for key, parts in found.items()]
-    between = [
-        _Job(key, "", ())
-        for key in state.turns
-        if key not in found and key in state.seen
-    ]
+    between = [_Job(key, "", ()) for key in state.turns if key not in found and key in state.seen]
     return jobs + between
 
 

@@ -256,9 +256,7 @@ def prepared(folder: Path, deed: Deed) -> tuple[Bed, Mapping[str, bytes], Mappin
     changing(bed)
     if deed is apply_all:
         rehearsal = Bed(folder)
-        plan = applying._planned(
-            rehearsal.manager, applying.Flags(prune=True), bed.places
-        )[2]
+        plan = applying._planned(rehearsal.manager, applying.Flags(prune=True), bed.places)[2]
         return bed, first, expected(first, plan)
     bed.apply(prune=True)
     return bed, bed.unit_texts(), first

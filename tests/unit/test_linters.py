@@ -99,7 +99,7 @@ def test_shellcheck() -> None:
         if re.match(rb"#!(/usr)?/bin/(env )?(ba|da)?sh\b", first_line(path))
     ]
     assert len(shells) >= 2
-    run(tool("shellcheck"), *map(str, shells))
+    run(tool("shellcheck"), "--external-sources", *map(str, shells))
 
 
 def test_every_file_names_its_license() -> None:
