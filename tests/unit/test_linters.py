@@ -89,7 +89,7 @@ def test_ruff_format() -> None:
 
 
 def test_mypy_strict() -> None:
-    run(tool("mypy"), "--strict", "sparkd")
+    run(tool("mypy"), "--no-incremental", "--strict", "sparkd")
 
 
 def test_shellcheck() -> None:
