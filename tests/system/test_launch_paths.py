@@ -37,15 +37,17 @@ def test_system_services_of_anybody(applied: Lab) -> None:
 
 def test_user_services(applied: Lab) -> None:
     machine = applied.machine
+    folder = "/home/ann/.config/systemd/user"
+    machine.run(["install", "-d", "-o", "ann", "-g", "ann", folder])
+    text = "[Service]\nType=oneshot\nExecStart=/bin/sh -c 'env > /home/ann/environment'\n"
+    applied.push(f"{folder}/probe.service", text)
     machine.run(["loginctl", "enable-linger", "ann"])
-    argv = [
-        "runuser", "-u", "ann", "--", "env", "XDG_RUNTIME_DIR=/run/user/1000",
-        "systemd-run", "--user", "--pipe", "--wait", "--quiet", "env",
-    ]  # fmt: skip
+    runtime = f"XDG_RUNTIME_DIR=/run/user/{machine.out(['id', '-u', 'ann']).strip()}"
+    argv = ["runuser", "-u", "ann", "--", "env", runtime, "systemctl", "--user", "start", "probe"]
     machine.wait_until(
-        lambda: machine.run(argv, check=False).returncode == 0, "ann's manager is up"
+        lambda: machine.run(argv, check=False).returncode == 0, "ann's manager starts a service"
     )
-    assert CAP in machine.out(argv).split()
+    assert CAP in machine.read("/home/ann/environment").split()
 
 
 def test_the_engine_itself_has_them(applied: Lab) -> None:

@@ -42,7 +42,9 @@ IMPURE_CALLS = {"open", "print", "input", "eval", "exec", "__import__"}
 # datetime and pathlib are values too; these of their parts are not.
 IMPURE_METHODS = {"now", "today", "utcnow", "read_text", "read_bytes", "write_text", "write_bytes"}
 # These, and all they import, run on every start and death of an engine, for which 15 ms count.
-CHEAP = ("burst", "slot", "gate", "end_of_life", "lines", "signatures", "classify")
+CHEAP = (
+    "admission", "burst", "slot", "gate", "end_of_life", "lines", "preflight", "signatures", "classify",
+)  # fmt: skip
 
 
 def tracked(*patterns: str) -> list[Path]:
