@@ -43,7 +43,8 @@ IMPURE_CALLS = {"open", "print", "input", "eval", "exec", "__import__"}
 IMPURE_METHODS = {"now", "today", "utcnow", "read_text", "read_bytes", "write_text", "write_bytes"}
 # These, and all they import, run on every start and death of an engine, for which 15 ms count.
 CHEAP = (
-    "admission", "burst", "slot", "gate", "end_of_life", "lines", "preflight", "signatures", "classify",
+    "admission", "burst", "slot", "gate", "end_of_life", "lines", "preflight", "signatures",
+    "classify",
 )  # fmt: skip
 
 
