@@ -13,7 +13,7 @@ import pytest
 from beds import real_vllm as vllm_bed
 from beds import rootfs
 from beds import vm as vm_bed
-from beds.cache import BedError
+from beds.cache import BedError, locked
 from beds.container import Container, missing_tools
 
 if TYPE_CHECKING:
@@ -42,14 +42,15 @@ def deb() -> Path:
     given = os.environ.get("SPARKD_DEB")
     if given:
         return Path(given)
-    built = subprocess.run(
-        [REPO / "scripts/build-deb"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
-    )
+    with locked("deb"):  # several workers of one test run build in the same folder
+        built = subprocess.run(
+            [REPO / "scripts/build-deb"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=900,
+        )
     assert built.returncode == 0, built.stderr
     return Path(built.stdout.strip().splitlines()[-1])
 
