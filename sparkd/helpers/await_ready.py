@@ -93,7 +93,19 @@ def main(argv: list[str] | None = None) -> int:
             return _finish(options, GONE, BootProgress(), 0.0, foreseen)
         began = _started_at(int(options.pid))
         wait = Gate(options, pidfd, deadline, foreseen)
-        return _finish(options, wait.run(), wait.progress, began, foreseen)
+        result = wait.run()
+        if options.unit and result.status is not Status.READY:
+            _warn(pidfd)
+        return _finish(options, result, wait.progress, began, foreseen)
+
+
+def _warn(pidfd: int) -> None:
+    """Send the SIGTERM that vLLM loses while it loads, so that systemd's, which follows, counts.
+
+    Otherwise a start that failed would hold the start slot for TimeoutStopSec= more.
+    """
+    with contextlib.suppress(OSError):
+        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
 
 
 class Foreseen:
