@@ -80,7 +80,7 @@ class Revisions:
             OSError: the disk refuses; nothing was changed.
         """
         text = json.dumps(revisions.to_json(revision)) + "\n"
-        write_atomic(self._folder / f"{revision.number:06}.json", text)
+        write_atomic(self._folder / f"{revision.number:06}.json", text, exact=True)
         for number in self.numbers()[:-KEPT]:
             for suffix in ("", ".outcomes", ".notes"):
                 (self._folder / f"{number:06}{suffix}.json").unlink(missing_ok=True)
@@ -116,7 +116,8 @@ class Revisions:
     def _add(self, number: int, what: str, row: Mapping[str, object]) -> None:
         with self._locked():
             rows = [*self._rows(number, what), dict(row)]
-            write_atomic(self._folder / f"{number:06}.{what}.json", json.dumps(rows) + "\n")
+            text = json.dumps(rows) + "\n"
+            write_atomic(self._folder / f"{number:06}.{what}.json", text, exact=True)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -166,8 +166,10 @@ class StateFiles:
         return newest
 
 
-def write_atomic(path: Path, text: str, mode: int = 0o640) -> None:
+def write_atomic(path: Path, text: str, mode: int = 0o640, *, exact: bool = False) -> None:
     """Write a whole file or nothing: a temporary one beside it, fsync, rename, fsync the folder.
+
+    With `exact` the mode is what it says, whatever the umask: for files that a group may read.
 
     Raises:
         OSError: the file is the old one; or the new one, when only the last fsync failed.
@@ -182,6 +184,8 @@ def write_atomic(path: Path, text: str, mode: int = 0o640) -> None:
         with os.fdopen(fd, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
+            if exact:
+                os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         temporary.rename(path)
     except OSError as error:

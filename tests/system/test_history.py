@@ -155,3 +155,15 @@ def test_a_read_only_etc_leaves_the_old_state_whole(lab: Lab) -> None:
     assert history(lab)[0]["state"] == "abandoned"
     assert lab.apply()
     assert lab.machine.read(UNIT) != before
+
+
+def test_the_group_may_read_the_history_and_strangers_may_not(lab: Lab) -> None:
+    lab.engine("solo")
+    lab.apply()
+    lab.machine.run("useradd stranger && useradd --groups sparkd member")
+    run = lab.machine.run
+    assert "vllm-solo.service" in run(["sparkctl", "history"], user="member").stdout
+    for user, words in (("stranger", ["history"]), ("member", ["note", "1", "x"])):
+        done = run(["sparkctl", *words], check=False, user=user)
+        assert done.returncode == 77, (user, done.stderr)
+    assert run(["sparkctl", "rollback"], check=False, user="member").returncode == 77
