@@ -4,7 +4,7 @@
 import pytest
 
 HEAVY = ("vm", "vllm")
-"""Markers of tests that share one slow machine or need most of the processor: one at a time each."""
+"""Markers of tests that share one slow machine or need most of the processor: one at a time."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
