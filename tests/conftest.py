@@ -7,6 +7,7 @@ HEAVY = ("vm", "vllm")
 """Markers of tests that share one slow machine or need most of the processor: one at a time."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before the parallel run looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the slowest, and keep each kind of heavy test on one worker of a parallel run."""
     for item in items:
