@@ -1,17 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What concerns every test: what runs beside what."""
+"""What concerns every test: on which systemd it runs, and what runs beside what."""
 
 import pytest
 
 HEAVY = ("vm", "vllm")
-"""Markers of tests that share one slow machine or need most of the processor: one at a time."""
+"""Markers of tests that share one slow machine or need most of the processor."""
+USUAL_SUITE = "trixie"
 
 
-@pytest.hookimpl(tryfirst=True)  # before the parallel run looks at the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the slowest, and keep each kind of heavy test on one worker of a parallel run."""
-    for item in items:
-        for name in HEAVY:
-            if item.get_closest_marker(name):
-                item.add_marker(pytest.mark.xdist_group(name))
-    items.sort(key=lambda item: 0 if any(map(item.get_closest_marker, HEAVY)) else 1)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Offer the whole matrix."""
+    parser.addoption(
+        "--every-systemd",
+        action="store_true",
+        help="run every test in a container on every systemd, not only those marked for it",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # before a parallel run looks at the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Choose the systemds, begin with the slowest, and run heavy tests one at a time."""
+    kept = [item for item in items if config.getoption("every_systemd") or _runs(item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    for item in kept:
+        if _is_heavy(item):
+            item.add_marker(pytest.mark.xdist_group("heavy"))
+    items[:] = sorted(kept, key=lambda item: not _is_heavy(item))
+
+
+def _runs(item: pytest.Item) -> bool:
+    """Whether the test runs on its systemd: what differs between versions runs on each of them."""
+    call = getattr(item, "callspec", None)
+    suite = call.params.get("suite", USUAL_SUITE) if call is not None else USUAL_SUITE
+    return suite == USUAL_SUITE or item.get_closest_marker("each_systemd") is not None
+
+
+def _is_heavy(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in HEAVY)

@@ -12,7 +12,7 @@ import pytest
 from beds.cache import BedError
 from beds.container import Container
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.each_systemd]
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 

@@ -11,7 +11,7 @@ import pytest
 from sparkd.core.events import Event
 from tests.system.lab import Lab
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.each_systemd]
 
 BUS = ["io.github.sparkd.Manager1", "/io/github/sparkd/Manager1", "io.github.sparkd.Manager1"]
 RSS_MAX_KB = 60_000

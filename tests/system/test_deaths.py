@@ -7,7 +7,7 @@ import pytest
 
 from tests.system.lab import Lab, unit
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.each_systemd]
 
 
 def test_a_death_with_exit_0_is_seen_named_and_healed(lab: Lab) -> None:

@@ -8,7 +8,7 @@ import pytest
 from sparkd.core.events import Event
 from tests.system.lab import HOST, Lab, unit
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.each_systemd]
 
 KEY = "canary-key-7f3a91c2"
 TOKEN = "hf_canaryTOKEN00112233445566"

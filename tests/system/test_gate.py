@@ -7,7 +7,7 @@ import pytest
 
 from tests.system.lab import Lab, unit
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.each_systemd]
 CANARY = "canary-7d01-key"
 SQUATTER = """\
 import http.server

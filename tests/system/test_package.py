@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.each_systemd]
 REPO = Path(__file__).resolve().parents[2]
 NO_NETWORK = ["-o", "Dir::Etc::sourcelist=/dev/null", "-o", "Dir::Etc::sourceparts=/dev/null"]
 APT = ["apt-get", "--quiet=2", "--yes", "--no-install-recommends", *NO_NETWORK]

@@ -9,7 +9,7 @@ from beds.container import Container
 from sparkd.core import end_of_life
 from sparkd.core.end_of_life import UnitAtEnd
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.each_systemd]
 
 REPORT = """#!/bin/sh
 sleep "${PAUSE:-0}"

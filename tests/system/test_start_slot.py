@@ -5,7 +5,7 @@ import pytest
 
 from tests.system.lab import Lab, overlaps, unit
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.each_systemd]
 NAMES = ["one", "two", "three", "four", "five"]
 
 
