@@ -7,6 +7,7 @@ Works without the daemon: the slot is a file and a question to systemd, see `spa
 import argparse
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -146,13 +147,18 @@ def _wait_for_turn(options: argparse.Namespace, files: StateFiles) -> int:
         if decision.take:
             _admitted(options, me, start, facts)
             return int(Status.READY)
-        if decision.reason != said:
-            said = decision.reason
-            own_unit.say(said)
-            _send(events.Event.SLOT_WAIT, options, said)
-        notify.status(said, extend_s=EXTEND_S)
+        if _without_numbers(decision.reason) != said:
+            # Available memory is another figure at each look: that is no other reason.
+            said = _without_numbers(decision.reason)
+            own_unit.say(decision.reason)
+            _send(events.Event.SLOT_WAIT, options, decision.reason)
+        notify.status(decision.reason, extend_s=EXTEND_S)
         time.sleep(POLL_S)
         facts = _look_again(options, facts)
+
+
+def _without_numbers(reason: str) -> str:
+    return re.sub(r"[0-9.]+", "#", reason)
 
 
 def _blocked(
