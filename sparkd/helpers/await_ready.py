@@ -425,8 +425,11 @@ def _record(
         journal.send(events.Event.READY, text, priority=journal.Priority.NOTICE, **fields)
         return
     # Without a class too: that the gate itself gave up tells a failed start from a stopped one.
-    permanent = result.status is Status.WILL_FAIL_AGAIN
-    finding = Finding("await-ready", result.cls, result.reason, permanent)
-    StateFiles().write_finding(options.unit, invocation, finding)
+    # But who ended the process knows better than the gate that sees it gone.
+    files = StateFiles()
+    if result.cls or files.finding(options.unit, invocation) is None:
+        permanent = result.status is Status.WILL_FAIL_AGAIN
+        finding = Finding("await-ready", result.cls, result.reason, permanent)
+        files.write_finding(options.unit, invocation, finding)
     text = f"{options.engine}: not ready, {result.reason}"
     journal.send(events.Event.NOT_READY, text, priority=journal.Priority.WARNING, **fields)

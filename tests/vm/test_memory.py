@@ -35,7 +35,7 @@ def test_what_is_starting_goes_and_what_serves_stays(field: Field) -> None:
     field.until("late", "loading", limit=120)
     field.begin()
     field.hog(LEFT_MB)
-    [death, *_] = field.until_dead("late", limit=120)
+    [death, *_] = field.until_dead("late", limit=300)
     assert death["class"] == "memory-guard", death
     assert "memory.floor" in death["reason"]
     assert field.memory_steps()[:3] == ["throttle-compilers", "hold-starts", "end-starting"]
