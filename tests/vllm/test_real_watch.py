@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from sparkd.core.events import Event
-from tests.system.lab import HOST, unit
+from tests.system.lab import HOST
 from tests.vllm.real_lab import RealLab
 
 pytestmark = pytest.mark.vllm
@@ -176,7 +176,8 @@ class Failure(NamedTuple):
 FAILURES = (
     Failure("bad flag", frozenset({"bad-flag"}), 2, "hold", 'no-such-flag = "x"'),
     Failure("KV cache too small", frozenset({"kv-too-small", "kv-below-max-len"}), 1, "hold",
-            "kv-cache-memory-bytes = 4096"),
+            change=(("gpu-memory-utilization = 0.2", "gpu-memory-utilization = 0.01"),
+                    ('VLLM_CPU_KVCACHE_SPACE = "1"', ""))),
     Failure("model missing", frozenset({"model-missing", "unsupported-model"}), 1, "hold",
             model=hollow),
     Failure("corrupt weights", frozenset({"weights-corrupt"}), 1, "hold", model=corrupt),
