@@ -177,8 +177,10 @@ class Guard:
         self._publish(chosen, compilers)
         if chosen.storm is storm.Mode.OFF and chosen.memory.mode is memory_guard.Mode.OFF:
             return OFF_S
-        busy = self._compilers.building or not self._memory.quiet or now < self._alert_until
-        return BUSY_S if busy else REST_S
+        # A start is where storms come from: within a second 20 compilers would have grown.
+        starts = any(life.starting for life in self._hands.lives())
+        alert = now < self._alert_until or not self._memory.quiet
+        return BUSY_S if starts or alert or self._compilers.building else REST_S
 
     # compilers
 
