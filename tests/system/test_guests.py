@@ -74,7 +74,9 @@ def test_a_guest_runs_as_who_called_sudo_in_a_scope_with_limits_and_caps(by_hand
 
 def test_its_exit_status_is_the_programs(by_hand: ByHand) -> None:
     run = by_hand.lab.machine.run
-    script = ["sparkctl", "run", "--memory", "100M", "--user", "ann", "--", "/bin/sh", "-c"]
+    # --wait: the scope of the last one may take a moment to go.
+    options = ["--wait", "--memory", "100M", "--user", "ann"]
+    script = ["sparkctl", "run", *options, "--", "/bin/sh", "-c"]
     assert run([*script, "exit 42"], check=False).returncode == 42
     assert run([*script, "id -un; test -t 0 || echo no terminal"]).stdout.split()[0] == "ann"
     killed = run(["sh", "-c", f"{' '.join(script)} 'kill -KILL $$'; echo $?"], check=False)
@@ -84,7 +86,7 @@ def test_its_exit_status_is_the_programs(by_hand: ByHand) -> None:
 def test_it_keeps_the_terminal_and_its_interrupt_key(by_hand: ByHand) -> None:
     """`script` is the terminal: what is typed comes in by its pipe, ^C among it."""
     run = by_hand.lab.machine.run
-    launch = "sparkctl run --memory 100M --user ann --"
+    launch = "sparkctl run --wait --memory 100M --user ann --"
     done = run(["script", "-qec", f"{launch} sh -c 'test -t 0 && echo terminal'", "/dev/null"])
     assert "terminal" in done.stdout
     typed = r"(sleep 5; printf '\003'; sleep 5)"
