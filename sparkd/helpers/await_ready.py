@@ -29,8 +29,11 @@ POLL_S = 0.25
 """Between two rounds of questions. A death ends the wait at once: it is not polled for."""
 REQUEST_S = 3.0
 """Wall deadline of one small question; a healthy engine answers in milliseconds."""
-LINGER_S = 5.0
-"""After a fatal line vLLM ends within its 5 s watchdog period, or hangs in its shutdown."""
+LINGER_S = 15.0
+"""After a fatal line vLLM ends within its 5 s watchdog period, or hangs in its shutdown.
+
+A start that fails takes longer on a busy machine, and an end by its own exit status tells more than
+one by a signal."""
 STATUS_S = 5.0
 """How often the status line's seconds are refreshed."""
 READ_S = 0.2

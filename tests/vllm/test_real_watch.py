@@ -175,12 +175,12 @@ class Failure(NamedTuple):
 
 FAILURES = (
     Failure("bad flag", frozenset({"bad-flag"}), 2, "hold", 'no-such-flag = "x"'),
-    Failure("KV cache too small", frozenset({"kv-too-small", "kv-below-max-len"}), 1, "hold",
-            change=(("gpu-memory-utilization = 0.2", "gpu-memory-utilization = 0.01"),
-                    ('VLLM_CPU_KVCACHE_SPACE = "1"', ""))),
     Failure("model missing", frozenset({"model-missing", "unsupported-model"}), 1, "hold",
             model=hollow),
     Failure("corrupt weights", frozenset({"weights-corrupt"}), 1, "hold", model=corrupt),
+    Failure("KV cache too small", frozenset({"kv-too-small"}), 1, "restart",
+            change=(("gpu-memory-utilization = 0.2", "gpu-memory-utilization = 0.01"),
+                    ('VLLM_CPU_KVCACHE_SPACE = "1"', ""))),
 )  # fmt: skip
 
 
@@ -203,10 +203,14 @@ def test_starts_that_fail(real_lab: RealLab) -> None:
         expected = (False, False, failure.exit_code, failure.action)
         if death["class"] not in failure.classes or seen != expected:
             wrong[failure.what] = (death["class"], seen, death["evidence"], death["reason"])
-        assert len(lab.incidents(NAME)) == count + 1, failure.what
+        mine = [i for i in lab.incidents(NAME) if i["invocation_id"] == death["invocation_id"]]
+        assert len(mine) == 1, failure.what
+        assert death["hint"]
         if failure.action == "hold":
-            assert lab.until(NAME, "held")["last_death"]["hint"]
+            lab.until(NAME, "held")
+            assert len(lab.incidents(NAME)) == count + 1, failure.what
     assert wrong == {}
+    lab.ctl("stop", NAME, "--wait")
 
     # A port that is taken is waited for, and its holder is named, before vLLM is even started.
     lab.real_engine(NAME)
