@@ -21,24 +21,6 @@ START_MARGIN_S = 60.0
 """A start of seconds varies by more than half without meaning anything."""
 
 
-START_HISTORY = 10
-"""How many earlier starts are looked at."""
-START_HISTORY_MIN = 3
-"""Fewer starts teach nothing."""
-START_MARGIN_S = 60.0
-"""A start of seconds varies by more than half without meaning anything."""
-
-
-START_HISTORY_MIN = 3
-"""Fewer starts teach nothing."""
-START_MARGIN_S = 60.0
-"""A start of seconds varies by more than half without meaning anything."""
-
-
-START_MARGIN_S = 60.0
-"""A start of seconds varies by more than half without meaning anything."""
-
-
 def from_events(
     entries: Sequence[Entry],
     dark: Mapping[str, Darkness],

@@ -10,26 +10,6 @@ from sparkd.core.config_model import AlertFormat
 
 LATE_S = 120.0
 """An alert that is sent so long after its event says when that was."""
-PENDING_MAX = 1000
-"""Alerts that may wait for one destination; then the oldest go first."""
-KEEP_S = 7 * 86400.0
-"""An alert that could not be delivered for so long is dropped."""
-NEWS_S = 3600.0
-"""An empty queue alerts on nothing older: enabling alerts does not retell the journal."""
-SUMMARY_S = 60.0
-"""A summary of what was suppressed comes after the deduplication window, at least so long after."""
-RETRY_FIRST_S = 5.0
-RETRY_CAP_S = 900.0
-HOUR_S = 3600.0
-
-START_FACTOR = 1.5
-"""A start is slow when it takes this many times the slowest of the starts it is compared with."""
-START_HISTORY = 10
-"""How many earlier starts are looked at."""
-START_HISTORY_MIN = 3
-"""Fewer starts teach nothing."""
-START_MARGIN_S = 60.0
-"""A start of seconds varies by more than half without meaning anything."""
 
 
 _TAGS = {
