@@ -219,8 +219,9 @@ def test_starts_that_fail(real_lab: RealLab) -> None:
     squatter = lab.machine.start_background(["timeout", "60", "python3", "-m", "http.server", port])
     try:
         lab.ctl("start", NAME)
-        waiting = lab.until(NAME, "waiting")
-        assert f"port {port} is still held by python3" in waiting["reason"]
+        why = f"port {port} is still held by python3"
+        lab.machine.wait_until(lambda: why in lab.one(NAME)["reason"], "the holder is named")
+        assert lab.one(NAME)["state"] == "waiting"
     finally:
         squatter.kill()
 
