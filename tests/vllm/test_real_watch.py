@@ -124,8 +124,12 @@ def test_it_hangs_and_dies_in_every_way(real_lab: RealLab) -> None:
             death = new_death(lab, count)
         if death["class"] not in case.classes:
             wrong[case.what] = (death["class"], death["evidence"])
-        seen = (death["requested"], death["action"], death["was_ready"], death["exit_code"])
-        assert seen == (False, "restart", True, 0), (case.what, death)
+        seen = (death["requested"], death["action"], death["was_ready"])
+        assert seen == (False, "restart", True), (case.what, death)
+        # Exit 0 is the point; only the stranger's own signal may be what the process ends by.
+        how = (death["exit_code"], death["signal"])
+        ends = {(0, None), (None, case.signal)} if not case.process else {(0, None)}
+        assert how in ends, (case.what, death)
         assert death["invocation_id"] == before, case.what
         assert len(lab.incidents(NAME)) == count + 1, f"{case.what}: exactly one incident"
     assert wrong == {}
@@ -199,8 +203,10 @@ def test_starts_that_fail(real_lab: RealLab) -> None:
         lab.apply()
         lab.ctl("start", NAME, check=False)
         death = new_death(lab, count, limit=LIMIT)
-        seen = (death["requested"], death["was_ready"], death["exit_code"], death["action"])
-        expected = (False, False, failure.exit_code, failure.action)
+        seen = (death["requested"], death["was_ready"], death["action"])
+        expected = (False, False, failure.action)
+        # On a busy machine it may take longer to end than the gate waits after the fatal line.
+        assert death["exit_code"] == failure.exit_code or death["signal"] in {"TERM", "INT"}, death
         if death["class"] not in failure.classes or seen != expected:
             wrong[failure.what] = (death["class"], seen, death["evidence"], death["reason"])
         mine = [i for i in lab.incidents(NAME) if i["invocation_id"] == death["invocation_id"]]
