@@ -15,12 +15,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run every test in a container on every systemd, not only those marked for it",
     )
+    parser.addoption("--long", action="store_true", help="run the tests marked long, too")
 
 
 @pytest.hookimpl(tryfirst=True)  # before a parallel run looks at the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Choose the systemds, begin with the slowest, and run heavy tests one at a time."""
     kept = [item for item in items if config.getoption("every_systemd") or _runs(item)]
+    if not config.getoption("long"):
+        kept = [item for item in kept if item.get_closest_marker("long") is None]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     for item in kept:
         if _is_heavy(item):

@@ -14,7 +14,7 @@ from sparkd.core.events import Event
 from tests.system.lab import HOST
 from tests.vllm.real_lab import RealLab
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.long]
 
 LIMIT = 600.0
 # So many deaths within minutes are the test's doing: neither holds nor pauses are wanted here.
