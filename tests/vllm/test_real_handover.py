@@ -7,7 +7,7 @@ import pytest
 
 from tests.vllm.real_lab import RealLab
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.long]
 
 PORT = 8190
 
