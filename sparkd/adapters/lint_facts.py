@@ -13,20 +13,19 @@ import os
 import pwd
 import re
 import signal
-import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sparkd.adapters.model_files import read_json
 from sparkd.core.config_model import Config, EngineConfig
 from sparkd.core.lint.checkpoint import Checkpoint, read_checkpoint
 from sparkd.core.lint.facts import EngineFacts, Facts, HostFacts
 from sparkd.core.lint.vllm_help import Flag, parse_help
 
 _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+!_-]{0,63}\Z")
-_MAX_JSON_BYTES = 16 << 20
 _MAX_HELP_BYTES = 4 << 20
 _MAX_SHARDS = 2048
 _HELP_SECONDS = 180
@@ -125,33 +124,16 @@ def _checkpoint(model: str) -> Checkpoint | None:
     directory = Path(model)
     if not directory.is_absolute():
         return None
-    config = _read_json(directory / "config.json")
+    config = read_json(directory / "config.json")
     if not config:
         return None
     weights, shards = _weights(directory)
-    return read_checkpoint(config, _read_json(directory / "hf_quant_config.json"), weights, shards)
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    """Return a JSON object from a regular file of sensible size, {} when it is none."""
-    try:
-        # O_NONBLOCK: opening a FIFO must not wait for a writer.
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return {}
-    with os.fdopen(descriptor, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return {}
-        try:
-            value = json.loads(stream.read(_MAX_JSON_BYTES))
-        except (OSError, ValueError, RecursionError):
-            return {}
-    return value if isinstance(value, dict) else {}
+    return read_checkpoint(config, read_json(directory / "hf_quant_config.json"), weights, shards)
 
 
 def _weights(directory: Path) -> tuple[int, int]:
     """Return the bytes and number of the weight files that vLLM reads; (0, 0) when unknown."""
-    index = _read_json(directory / "model.safetensors.index.json").get("weight_map")
+    index = read_json(directory / "model.safetensors.index.json").get("weight_map")
     named = set(index.values()) if isinstance(index, dict) else set()
     try:
         # Without an index everything counts but a second copy in Mistral's own layout.
@@ -238,7 +220,7 @@ def _cache_file(fingerprint: str) -> Path:
 
 
 def _read_kept(file: Path, fingerprint: str) -> str | None:
-    kept = _read_json(file)
+    kept = read_json(file)
     text = kept.get("help")
     same = kept.get("format") == _CACHE_FORMAT and kept.get("fingerprint") == fingerprint
     return text if same and isinstance(text, str) else None

@@ -141,9 +141,16 @@ def _open(orphan: Orphan) -> int | None:
 
 
 def _wait(fds: Sequence[int], patience_s: float) -> None:
+    """Until every process has ended, or so many seconds."""
     deadline = time.monotonic() + patience_s
-    while any(not _has_ended(fd) for fd in fds) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    waiting = len(fds)
+    while waiting and (left := deadline - time.monotonic()) > 0:
+        for fd, _ in poll.poll(left * 1000):
+            poll.unregister(fd)
+            waiting -= 1
 
 
 def _has_ended(fd: int) -> bool:
