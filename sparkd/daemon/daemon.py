@@ -93,7 +93,7 @@ class Daemon:
         history = History(self._database.last_deaths(), self._database.last_boots())
         self._supervisor = Supervisor(observer, history)
         self._files = files
-        self._guard = Guard(Hands(self._lives, self._end, self._tell), places.run)
+        self._guard = Guard(Hands(self._end, self._tell), places.run)
         observer.ask_guards(lambda: self._guard.facts)
         self._applies = applying.Places(
             paths, Path(places.state) / "revisions", Path(places.run) / "apply.lock",
@@ -189,6 +189,7 @@ class Daemon:
             projection_failed=bool(self._projector.trouble),
             notes=self._notes(),
         )
+        self._show_guard()
         self._watcher.adjust()
         self._alerter.watch(self._supervisor.status, self._storage)
         self._alerter.pump()
@@ -213,11 +214,10 @@ class Daemon:
         config = self._supervisor.observer.view().config
         self._guard.configure(guard_settings(config, proc.memory().total))
 
-    def _lives(self) -> Sequence[Life]:
-        """Called by the guard's thread: a published status never changes."""
+    def _show_guard(self) -> None:
         config = self._supervisor.observer.view().config
         orders = {} if config is None else {e.name: e.order for e in config.engines}
-        return ending.lives(self._supervisor.status, orders)
+        self._guard.see(ending.lives(self._supervisor.status, orders))
 
     def _end(self, life: Life, reason: str) -> None:
         ending.end(self._files, life, reason)

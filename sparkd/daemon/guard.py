@@ -72,8 +72,6 @@ def settings(config: Config | None, memory_total: int) -> Settings:
 class Hands(NamedTuple):
     """What the guard has others do; each returns at once."""
 
-    lives: Callable[[], Sequence[Life]]
-    """The engines and guests, as last seen."""
     end: Callable[[Life, str], None]
     """End one, for this reason."""
     tell: Callable[[Event, str, str, dict[str, str]], None]
@@ -89,6 +87,7 @@ class Guard:
         self._freezer = Freezer(run)
         self._compilers = Compilers()
         self._settings = settings(None, proc.memory().total)
+        self._lives: Sequence[Life] = ()
         self._storm = storm.State()
         self._memory = memory_guard.State()
         self._episode: Episode | None = None
@@ -125,6 +124,10 @@ class Guard:
         """Obey these settings from the next look on."""
         self._settings = chosen
         os.eventfd_write(self._wake, 1)
+
+    def see(self, lives: Sequence[Life]) -> None:
+        """These engines and guests are there, and could be ended; none before the first call."""
+        self._lives = lives
 
     def close(self, patience_s: float) -> None:
         """Let everything go on and end."""
@@ -178,7 +181,7 @@ class Guard:
         if chosen.storm is storm.Mode.OFF and chosen.memory.mode is memory_guard.Mode.OFF:
             return OFF_S
         # A start is where storms come from: within a second 20 compilers would have grown.
-        starts = any(life.starting for life in self._hands.lives())
+        starts = any(life.starting for life in self._lives)
         alert = now < self._alert_until or not self._memory.quiet
         return BUSY_S if starts or alert or self._compilers.building else REST_S
 
@@ -254,7 +257,7 @@ class Guard:
         near = available < 2 * chosen.memory.floor or now < self._alert_until
         stall = (host.pressure_full_avg10() or 0.0) if near or not self._memory.quiet else 0.0
         sample = memory_guard.Sample(now, available, stall, refused)
-        lives = () if self._memory.quiet and not near else self._hands.lives()
+        lives = () if self._memory.quiet and not near else self._lives
         decision = memory_guard.decide(self._memory, sample, lives, chosen.memory)
         was_holding, self._memory = self._memory.holding, decision.state
         acts = chosen.memory.mode is not memory_guard.Mode.OBSERVE

@@ -64,6 +64,7 @@ class EngineCore:
         self._running: dict[int, Sequence] = {}
         self._waiting: dict[int, Sequence] = {}
         self._memory: list[mmap.mmap] = []
+        self._passing: list[mmap.mmap] = []
         self._workers: list[Worker] = []
 
     def run(self) -> int:
@@ -100,6 +101,8 @@ class EngineCore:
                 share -= self._life.memory_mib * shard // shards
                 at = seconds * (0.1 + 0.45 * (shard + 0.5) / shards)
                 self._loop.call_later(at, partial(self._allocate, share))
+        # As in a real load: what profiling and compiling take comes on top of the weights.
+        self._loop.call_later(seconds * 0.6, self._reach_peak)
         self._loop.call_later(seconds, self._loaded)
 
     def _say(self, line: texts.Line) -> None:
@@ -111,15 +114,15 @@ class EngineCore:
             self._log.bare(line.text)
 
     def _allocate(self, mib: int) -> None:
-        if self._hung or not mib:
-            return
-        for _ in range(mib):
-            block = mmap.mmap(-1, _MIB)
-            # One byte in each page is enough for the kernel to count the page.
-            block[:: mmap.PAGESIZE] = b"\x01" * (_MIB // mmap.PAGESIZE)
-            self._memory.append(block)
+        if not self._hung:
+            self._memory += _touched(mib)
+
+    def _reach_peak(self) -> None:
+        if not self._hung:
+            self._passing = _touched(self._life.peak_mib)
 
     def _loaded(self) -> None:
+        self._passing.clear()
         if self._hung or self._stopping:
             return
         self._serving = True
@@ -359,6 +362,15 @@ class EngineCore:
         if busy:
             self._dump_step()
         self._fail(texts.executor_failed(under_load=busy))
+
+
+def _touched(mib: int) -> list[mmap.mmap]:
+    """So much memory, in blocks that can be given back."""
+    blocks = [mmap.mmap(-1, _MIB) for _ in range(mib)]
+    for block in blocks:
+        # One byte in each page is enough for the kernel to count the page.
+        block[:: mmap.PAGESIZE] = b"\x01" * (_MIB // mmap.PAGESIZE)
+    return blocks
 
 
 def _ignore_stop_signals() -> None:

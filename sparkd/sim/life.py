@@ -132,6 +132,7 @@ class Life(NamedTuple):
     flood_before: int = 0
     flood_after: int = 0
     memory_mib: int = 0
+    peak_mib: int = 0
     workers: int | None = None
     shards: int = 4
     weights_gib: float = 17.5
@@ -212,6 +213,9 @@ SETTINGS: dict[str, Setting] = {
     "flood_before": Setting(_integer(0, 10**7), "lines printed just before the fatal line"),
     "flood_after": Setting(_integer(0, 10**7), "lines printed after the death was reported"),
     "memory_mib": Setting(_integer(0, 10**6), "MiB that EngineCore touches while it loads"),
+    "peak_mib": Setting(
+        _integer(0, 10**6), "MiB that EngineCore touches besides, and gives back when loaded"
+    ),
     "workers": Setting(
         _integer(0, 64), "worker processes (default: as real, none with tensor-parallel-size 1)"
     ),

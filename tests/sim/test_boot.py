@@ -147,3 +147,10 @@ def test_memory_is_really_touched_during_the_load(start):
     engine = start(memory_mib=64).ready()
     status = Path(f"/proc/{engine.core()}/status").read_text()
     assert int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) > 64 * 1024
+
+
+def test_a_peak_of_the_load_is_given_back(start):
+    engine = start(peak_mib=64).ready()
+    status = Path(f"/proc/{engine.core()}/status").read_text()
+    peak, now = (int(re.search(rf"{key}:\s+(\d+) kB", status)[1]) for key in ("VmHWM", "VmRSS"))
+    assert peak - now > 60 * 1024

@@ -2,6 +2,7 @@
 """Fixtures of the tests under a real systemd."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ from tests.system.lab import Lab
 
 
 @pytest.fixture
-def lab(container: Container) -> Lab:  # noqa: F811
+def lab(container: Container) -> Iterator[Lab]:  # noqa: F811
     """A machine with sparkd, ready for simulated engines."""
-    return Lab(container)
+    lab = Lab(container)
+    yield lab
+    assert not lab.tracebacks()

@@ -12,6 +12,7 @@ from sparkd.core.events import Event
 STARTED = "39f53479d3a045ac8e11786248231fbf"
 """systemd's message: a unit's start job is done."""
 START_FAILED = "be02cf6855d2428ba40df7e9d022f03d"
+HELPERS = ("await-slot", "await-ready", "post-mortem", "thaw")
 HOST = """\
 [host]
 reserve = "1G"
@@ -49,8 +50,12 @@ class Lab:
         life: dict[str, object] | None = None,
         extra: str = "",
         serve: str = "",
+        share: float = 0.01,
     ) -> None:
-        """Configure one simulated engine; `life` goes to a file that each start reads anew."""
+        """Configure one simulated engine; `life` goes to a file that each start reads anew.
+
+        `share` is what it claims of the machine's memory, without really taking it.
+        """
         port = self.ports.setdefault(name, 8100 + len(self.ports))
         self.machine.run(["mkdir", "-p", f"/models/{name}"])
         self.life(name, **(life or {}))
@@ -64,7 +69,7 @@ order = {order}
 [runtime]
 venv = "/usr/libexec/sparkd/sim"
 [serve]
-gpu-memory-utilization = 0.01
+gpu-memory-utilization = {share}
 served-model-name = ["{name}"]
 {serve}
 [env]
@@ -83,6 +88,22 @@ budget = "60s"
 
     def apply(self, *words: str) -> str:
         return str(self.ctl("apply", *words).stdout)
+
+    def tracebacks(self) -> list[str]:
+        """What the daemon and the helpers have said of errors that nobody had thought of."""
+        helpers = [f"SYSLOG_IDENTIFIER={name}" for name in HELPERS]
+        entries = self.machine.journal("_SYSTEMD_UNIT=sparkd.service", "+", *helpers)
+        return [e["MESSAGE"] for e in entries if e.get("MESSAGE", "").startswith("Traceback")]
+
+    def limit_patience(self, name: str, seconds: int) -> None:
+        """How long an obstacle is waited for: minutes are too long for a test."""
+        text = self.machine.read(f"/etc/systemd/system/{unit(name)}")
+        command = text[text.index("ExecStartPre=") : text.index("\nExecStart=")]
+        self.push(
+            f"/etc/systemd/system/{unit(name)}.d/patience.conf",
+            f"[Service]\nExecStartPre=\n{command} --obstacle-limit={seconds}\n",
+        )
+        self.machine.run(["systemctl", "daemon-reload"])
 
     def start_all(self, *names: str) -> None:
         """Start several engines at the same moment, by hand."""

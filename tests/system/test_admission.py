@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.lab import HOST, Lab, overlaps, unit
+from tests.system.lab import HOST, Lab, overlaps
 
 pytestmark = pytest.mark.system
 HOG = """\
@@ -49,18 +49,6 @@ def hog(lab: Lab, size: int, seconds: float) -> Any:
     return held
 
 
-def limit_patience(lab: Lab, name: str, seconds: int) -> None:
-    """How long an obstacle is waited for: minutes are too long for a test."""
-    text = lab.machine.read(f"/etc/systemd/system/{unit(name)}")
-    begin = text.index("ExecStartPre=")
-    end = text.index("\nExecStart=")
-    command = text[begin:end] + f" --obstacle-limit={seconds}\n"
-    folder = f"/etc/systemd/system/{unit(name)}.d"
-    lab.machine.run(["mkdir", "-p", folder])
-    lab.push(f"{folder}/patience.conf", f"[Service]\nExecStartPre=\n{command}")
-    lab.machine.run(["systemctl", "daemon-reload"])
-
-
 def test_a_first_start_is_cold_the_next_is_warm_and_an_upgrade_makes_it_cold(lab: Lab) -> None:
     lab.engine("one", life={"load_seconds": 1.0})
     lab.apply()
@@ -100,9 +88,7 @@ def large_engine(lab: Lab, total: int) -> int:
 
     The host's memory is shared with whatever else runs on it: both are large beside that.
     """
-    lab.engine("one", life={"load_seconds": 1.0})
-    path = "/etc/sparkd/engines.d/one.toml"
-    lab.push(path, lab.machine.read(path).replace("utilization = 0.01", "utilization = 0.05"))
+    lab.engine("one", life={"load_seconds": 1.0}, share=0.05)
     return total // 8
 
 
@@ -128,7 +114,7 @@ def test_memory_that_never_comes_back_holds_the_engine_with_the_holders_name(lab
     size = large_engine(lab, memory(lab)[0])
     reserve_all_but(lab, size)
     lab.apply()
-    limit_patience(lab, "one", 5)
+    lab.limit_patience("one", 5)
     holder = hog(lab, size, 600)
     lab.ctl("start", "one", "--wait", check=False)
     seen = lab.until("one", "held")

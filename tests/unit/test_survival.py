@@ -79,6 +79,8 @@ def test_it_is_the_last_to_go_when_memory_is_short() -> None:
     service = unit["Service"]
     assert int(service["OOMScoreAdjust"]) <= -900
     assert service["MemoryLow"]
+    assert service["MemorySwapMax"] == "0", "the guard is not swapped out by what it is to end"
+    assert int(service["Nice"]) <= -10, "the guard need not queue behind twenty compilers"
     assert service["MemoryMax"], "a leak of its own does not become the engines'"
     assert (service["Restart"], service["WatchdogSec"]) == ("always", "30")
     assert unit["Unit"]["StartLimitIntervalSec"] == "0"

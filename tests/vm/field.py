@@ -40,6 +40,14 @@ while :; do
     read -r -t 0.1 _ <&9
 done
 """
+HOG = """\
+#!/usr/bin/python3
+import sys, time
+leave, seconds = map(int, sys.argv[1:])
+row = next(line for line in open("/proc/meminfo") if line.startswith("MemAvailable"))
+kept = [b"x" * (1 << 20) for _ in range(int(row.split()[1]) // 1024 - leave)]
+time.sleep(seconds)
+"""
 
 
 class Field(Lab):
@@ -121,19 +129,18 @@ class Field(Lab):
         entries = self.machine.journal(f"MESSAGE_ID={event}", f"--since=@{self.begun}")
         return [entry["SPARKD_REASON"] for entry in entries]
 
-    def hog(self, leave_mb: int) -> None:
-        """Take memory until only so much is available, and keep it."""
-        script = (
-            "import time;"
-            "row = next(l for l in open('/proc/meminfo') if l.startswith('MemAvailable'));"
-            f"size = int(row.split()[1]) // 1024 - {leave_mb};"
-            "kept = [b'x' * (1 << 20) for _ in range(size)];"
-            "time.sleep(600)"
-        )
+    def hog(self, leave_mb: int, seconds: int = 600) -> None:
+        """Take memory until only so much is available, and keep it for so long."""
+        self.push("/bed/memory-holder", HOG)
         self.machine.run(
-            ["systemd-run", "--quiet", "--unit=hog", "--property=OOMScoreAdjust=-1000",
-             "python3", "-c", script]
-        )  # fmt: skip
+            "chmod 755 /bed/memory-holder; systemd-run --quiet --unit=hog"
+            f" --property=OOMScoreAdjust=-1000 /bed/memory-holder {leave_mb} {seconds}"
+        )
+
+    def available_mb(self) -> int:
+        text = str(self.machine.read("/proc/meminfo"))
+        row = next(line for line in text.splitlines() if line.startswith("MemAvailable"))
+        return int(row.split()[1]) // 1024
 
     def answers(self, name: str) -> bool:
         url = f"http://127.0.0.1:{self.ports[name]}/health"

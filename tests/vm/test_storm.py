@@ -8,6 +8,12 @@ from tests.vm.field import JOBS, RESERVE_MB, Field
 
 pytestmark = pytest.mark.vm
 
+STORM_IN_UNIT = """\
+[Service]
+UnsetEnvironment=MAX_JOBS NVCC_THREADS FLASHINFER_NVCC_THREADS
+ExecStartPre=/bin/sh -c 'test -z "$MAX_JOBS" && cd /home/dev/unit && exec ninja -j20'
+"""
+
 
 def test_without_sparkd_the_kernel_kills(field: Field) -> None:
     command = field.storm("/home/dev/bare")
@@ -43,6 +49,26 @@ def test_by_hand(field: Field) -> None:
     assert "login session" in begun, begun
     assert f"{JOBS} compilations" in field.said(Event.STORM_OVER)[0]
     assert field.metrics()["sparkd_compilers_frozen_total"] >= JOBS - 5
+
+
+def test_in_a_unit_without_its_caps(field: Field) -> None:
+    life = field.serve("chat")
+    field.storm("/home/dev/unit")
+    field.machine.run(["chown", "-R", "vllm", "/home/dev/unit"])
+    field.machine.run(["chmod", "755", "/home/dev"])
+    field.engine("cold")
+    field.apply()
+    field.push("/etc/systemd/system/vllm-cold.service.d/no-caps.conf", STORM_IN_UNIT)
+    field.machine.run(["systemctl", "daemon-reload"])
+    field.begin()
+    field.ctl("start", "cold", limit=300)
+    field.until("cold", "ready", limit=300)
+    assert not field.killed()
+    assert field.lowest_mb() > RESERVE_MB
+    [begun] = field.said(Event.STORM)
+    assert "vllm-cold.service" in begun
+    one = field.one("chat")
+    assert (one["state"], one["invocation_id"]) == ("ready", life)
 
 
 @pytest.mark.parametrize("field", ["bookworm", "trixie"], indirect=True)
