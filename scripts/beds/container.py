@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from beds import keeper
 from beds.cache import BedError
+from beds.guest import ENVIRONMENT, Guest
 from beds.rootfs import Layers, host_has
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
 T = TypeVar("T")
@@ -39,13 +40,6 @@ T = TypeVar("T")
 BOOT_LIMIT = 60.0
 _FOLDERS = Path("/var/tmp")
 _PREFIX = "sparkd-bed-"
-_ENVIRONMENT = {
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "HOME": "/root",
-    "LC_ALL": "C.UTF-8",
-    "SYSTEMD_PAGER": "cat",
-    "SYSTEMD_COLORS": "0",
-}
 
 
 def missing_tools() -> list[str]:
@@ -54,7 +48,7 @@ def missing_tools() -> list[str]:
     return tools + ([] if os.geteuid() == 0 else ["root's rights"])
 
 
-class Container:
+class Container(Guest):
     """One booted guest. Leaving the ``with`` block, or the end of this process, removes it.
 
     Args:
@@ -189,7 +183,7 @@ class Container:
         self, command: Sequence[str] | str, user: str | None, env: Mapping[str, str] | None
     ) -> list[str]:
         program = ["bash", "-c", command] if isinstance(command, str) else list(command)
-        settings = [f"{key}={value}" for key, value in {**_ENVIRONMENT, **(env or {})}.items()]
+        settings = [f"{key}={value}" for key, value in {**ENVIRONMENT, **(env or {})}.items()]
         become = ["runuser", f"--user={user}", "--"] if user else []
         return [*self._enter, "env", "--ignore-environment", *settings, *become, *program]
 
@@ -207,19 +201,7 @@ class Container:
         env: Mapping[str, str] | None = None,
         text_in: str = "",
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command in the guest (argv, or a string for bash) and return it with its output.
-
-        Args:
-            command: what to run; it gets a clean environment, ``/`` as its folder and no terminal.
-            limit: seconds after which it is killed.
-            check: whether a non-zero status is an error.
-            user: guest user to run as, by default root.
-            env: environment on top of the clean one.
-            text_in: its standard input.
-
-        Raises:
-            BedError: it failed or took too long; with all it printed.
-        """
+        """As `Guest.run` says."""
         __tracebackhide__ = True  # pytest: the caller's line is what matters
         argv = self._argv(command, user, env)
         process = subprocess.Popen(
@@ -244,10 +226,6 @@ class Container:
             raise BedError(f"{command!r}: exit status {done.returncode}\n{out}{err}")
         return done
 
-    def out(self, command: Sequence[str] | str, **options: Any) -> str:  # noqa: ANN401
-        """Run a command as `run` does and return its stdout without the last newline."""
-        return self.run(command, **options).stdout.rstrip("\n")
-
     def start_background(
         self,
         command: Sequence[str] | str,
@@ -269,14 +247,7 @@ class Container:
         self._backgrounds.append(background)
         return background
 
-    # --- files, units, journal -------------------------------------------------------------
-
-    def push(self, path: str, text: str, *, mode: int = 0o644, owner: str = "root") -> None:
-        """Write a file in the guest, making its folders."""
-        self.run(
-            ["install", "-D", f"--mode={mode:o}", f"--owner={owner}", "/dev/stdin", path],
-            text_in=text,
-        )
+    # --- files ------------------------------------------------------------------------------
 
     def push_file(self, source: Path, path: str) -> None:
         """Copy one host file into the guest, making its folders and keeping its mode."""
@@ -284,54 +255,6 @@ class Container:
             mode = f"--mode={source.stat().st_mode & 0o7777:o}"
             argv = self._argv(["install", "-D", mode, "/dev/stdin", path], None, None)
             subprocess.run(argv, stdin=content, check=True, timeout=120)
-
-    def read(self, path: str) -> str:
-        """Text of a file in the guest.
-
-        Raises:
-            BedError: it cannot be read.
-        """
-        return self.run(["cat", path]).stdout
-
-    def show(self, unit: str, *properties: str) -> dict[str, str]:
-        """Properties of a unit as ``systemctl show`` prints them."""
-        text = self.out(["systemctl", "show", unit, *(f"--property={name}" for name in properties)])
-        return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-
-    def journal(self, *matches: str) -> list[dict[str, str]]:
-        """Journal entries, oldest first, after everything written so far has reached the journal.
-
-        Args:
-            matches: arguments of journalctl, e.g. ``"--unit=x.service"``, ``"_PID=1"``.
-        """
-        # --sync returns once journald has written what it had received: no lost last line.
-        self.run(["journalctl", "--sync"])
-        lines = self.run(["journalctl", "--output=json", "--all", "--quiet", *matches]).stdout
-        return [_plain(json.loads(line)) for line in lines.splitlines()]
-
-    def wait_until(
-        self,
-        predicate: Callable[[], T],
-        what: str,
-        *,
-        limit: float = 60.0,
-        every: float = 0.1,
-    ) -> T:
-        """Ask until the answer is true, and return it.
-
-        Raises:
-            BedError: it never was; with the end of the guest's journal.
-        """
-        __tracebackhide__ = True
-        deadline = time.monotonic() + limit
-        while True:
-            answer = predicate()
-            if answer:
-                return answer
-            if time.monotonic() > deadline:
-                tail = self.run(["journalctl", "--lines=40", "--no-hostname"], check=False).stdout
-                raise BedError(f"not within {limit:.0f} s: {what}\n{tail}")
-            time.sleep(every)
 
 
 class Background:
@@ -427,16 +350,3 @@ def _enter_argv(leader: int) -> list[str]:
 def _kill_group(process: subprocess.Popen[Any]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _plain(entry: dict[str, Any]) -> dict[str, str]:
-    """Flatten an entry: journalctl gives odd bytes as lists of numbers, repeats as lists."""
-    return {key: _text(value) for key, value in entry.items()}
-
-
-def _text(value: Any) -> str:  # noqa: ANN401
-    if isinstance(value, list):
-        if all(isinstance(item, int) for item in value):
-            return bytes(value).decode(errors="replace")
-        return "\n".join(_text(item) for item in value)
-    return "" if value is None else str(value)

@@ -26,10 +26,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from beds.cache import BedError, built, cache_dir, command, digest, locked, say
+from beds.guest import ENVIRONMENT, Guest
 from beds.rootfs import Layers, host_has
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from types import TracebackType
 
 T = TypeVar("T")
@@ -37,12 +38,6 @@ T = TypeVar("T")
 BOOT_LIMIT = 240.0
 _FOLDERS = Path("/var/tmp")
 _PREFIX = "sparkd-vm-"
-_ENVIRONMENT = {
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "LC_ALL": "C.UTF-8",
-    "SYSTEMD_PAGER": "cat",
-    "SYSTEMD_COLORS": "0",
-}
 
 _DIES_WITH_US = ("setpriv", "--pdeathsig=KILL")
 
@@ -79,7 +74,7 @@ def missing_tools() -> list[str]:
     )
 
 
-class Machine:
+class Machine(Guest):
     """One booted virtual machine. Leaving the ``with`` block removes it.
 
     Args:
@@ -93,6 +88,9 @@ class Machine:
     Raises:
         BedError: it did not come up; with the end of its console.
     """
+
+    PATIENCE = 180.0  # everything takes its time on an emulated processor
+    EVERY = 0.3
 
     def __init__(
         self,
@@ -185,19 +183,11 @@ class Machine:
         env: Mapping[str, str] | None = None,
         text_in: str = "",
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command (argv, or a string for bash) and return it with its output.
-
-        Raises:
-            BedError: it failed or took longer than ``limit`` seconds; with all it printed.
-        """
+        """As `Guest.run` says."""
         __tracebackhide__ = True
         return self.start_background(command, user=user, env=env, text_in=text_in).wait(
             limit, check=check
         )
-
-    def out(self, command: Sequence[str] | str, **options: Any) -> str:  # noqa: ANN401
-        """Run a command as `run` does and return its stdout without the last newline."""
-        return self.run(command, **options).stdout.rstrip("\n")
 
     def start_background(
         self,
@@ -217,64 +207,11 @@ class Machine:
             {
                 "id": number,
                 "argv": [*become, *argv],
-                "env": {**_ENVIRONMENT, **(env or {})},
+                "env": {**ENVIRONMENT, **(env or {})},
                 "stdin": base64.b64encode(text_in.encode()).decode(),
             }
         )
         return Background(self, number, command)
-
-    def push(self, path: str, text: str, *, mode: int = 0o644, owner: str = "root") -> None:
-        """Write a file, making its folders."""
-        self.run(
-            ["install", "-D", f"--mode={mode:o}", f"--owner={owner}", "/dev/stdin", path],
-            text_in=text,
-        )
-
-    def read(self, path: str) -> str:
-        """Text of a file.
-
-        Raises:
-            BedError: it cannot be read.
-        """
-        return self.run(["cat", path]).stdout
-
-    def show(self, unit: str, *properties: str) -> dict[str, str]:
-        """Properties of a unit as ``systemctl show`` prints them."""
-        text = self.out(["systemctl", "show", unit, *(f"--property={name}" for name in properties)])
-        return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-
-    def journal(self, *matches: str) -> list[dict[str, str]]:
-        """Journal entries, oldest first; matches are arguments of journalctl."""
-        self.run(["journalctl", "--sync"])
-        lines = self.run(["journalctl", "--output=json", "--all", "--quiet", *matches]).stdout
-        return [
-            {key: value if isinstance(value, str) else str(value) for key, value in entry.items()}
-            for entry in map(json.loads, lines.splitlines())
-        ]
-
-    def wait_until(
-        self,
-        predicate: Callable[[], T],
-        what: str,
-        *,
-        limit: float = 60.0,
-        every: float = 0.3,
-    ) -> T:
-        """Ask until the answer is true, and return it.
-
-        Raises:
-            BedError: it never was; with the end of the machine's journal.
-        """
-        __tracebackhide__ = True
-        deadline = time.monotonic() + limit
-        while True:
-            answer = predicate()
-            if answer:
-                return answer
-            if time.monotonic() > deadline:
-                tail = self.run(["journalctl", "--lines=60", "--no-hostname"], check=False).stdout
-                raise BedError(f"not within {limit:.0f} s: {what}\n{tail}")
-            time.sleep(every)
 
     # --- the line --------------------------------------------------------------------------
 

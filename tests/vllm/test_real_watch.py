@@ -12,6 +12,7 @@ import pytest
 
 from sparkd.core.events import Event
 from tests.system.lab import HOST
+from tests.system.test_alerts import URL, Receiver
 from tests.vllm.real_lab import RealLab
 
 pytestmark = [pytest.mark.vllm, pytest.mark.long]
@@ -19,6 +20,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.long]
 LIMIT = 600.0
 # So many deaths within minutes are the test's doing: neither holds nor pauses are wanted here.
 PATIENT = HOST.replace("burst = 3", "burst = 20").replace('window = "1h"', 'window = "10s"')
+ALERTS = f'[alerts]\nwebhook = "{URL}"\ndedup = "0s"\n'
 HANG = '[hang]\nmode = "observe"\nafter = "10s"\ncanary = "10s"\n'
 NAME = "tiny"
 
@@ -96,7 +98,8 @@ def new_death(lab: RealLab, known: int, limit: float = 90.0) -> dict[str, Any]:
 
 def test_it_hangs_and_dies_in_every_way(real_lab: RealLab) -> None:
     lab = real_lab
-    lab.push("/etc/sparkd/sparkd.toml", PATIENT)
+    receiver = Receiver(lab)
+    lab.push("/etc/sparkd/sparkd.toml", PATIENT + ALERTS)
     lab.real_engine(NAME, extra=HANG)
     lab.apply()
     lab.ctl("start", NAME, "--wait", limit=LIMIT)
@@ -114,6 +117,9 @@ def test_it_hangs_and_dies_in_every_way(real_lab: RealLab) -> None:
     lab.machine.run(["kill", "-CONT", core])
     assert lab.until(NAME, "ready", limit=120)["invocation_id"] == life
     assert len(lab.machine.journal(f"MESSAGE_ID={Event.RECOVERED}")) == 1
+    [told] = receiver.until("stalled")
+    assert told["engine"] == NAME
+    receiver.until("recovered")
 
     wrong = {}
     for count, case in enumerate(DEATHS):
@@ -132,6 +138,9 @@ def test_it_hangs_and_dies_in_every_way(real_lab: RealLab) -> None:
         assert how in ends, (case.what, death)
         assert death["invocation_id"] == before, case.what
         assert len(lab.incidents(NAME)) == count + 1, f"{case.what}: exactly one incident"
+        told = receiver.until("death", count + 1)
+        assert len(told) == count + 1, f"{case.what}: exactly one alert"
+        assert (told[-1]["invocation_id"], told[-1]["evidence"]) == (before, death["evidence"])
     assert wrong == {}
 
     # An operator's stop, under load.
@@ -142,6 +151,9 @@ def test_it_hangs_and_dies_in_every_way(real_lab: RealLab) -> None:
     assert stopped["last_death"]["requested"] is True
     assert stopped["last_death"]["action"] == "none"
     assert len(lab.incidents(NAME)) == len(DEATHS) + 1
+    assert len(receiver.until("recovered", 1 + len(DEATHS))) == 1 + len(DEATHS)
+    assert len(receiver.seen("death")) == len(DEATHS), "nobody is told of what he did himself"
+    assert not receiver.seen("held")
 
 
 def log(lab: RealLab) -> list[str]:
@@ -190,6 +202,8 @@ FAILURES = (
 
 def test_starts_that_fail(real_lab: RealLab) -> None:
     lab = real_lab
+    receiver = Receiver(lab)
+    lab.push("/etc/sparkd/sparkd.toml", HOST + ALERTS)
     wrong = {}
     for count, failure in enumerate(FAILURES):
         model = "" if failure.model is None else failure.model(lab)
@@ -215,6 +229,10 @@ def test_starts_that_fail(real_lab: RealLab) -> None:
         if failure.action == "hold":
             lab.until(NAME, "held")
             assert len(lab.incidents(NAME)) == count + 1, failure.what
+            held = receiver.until("held", count + 1)
+            assert len(held) == count + 1, failure.what
+            assert held[-1]["invocation_id"] == death["invocation_id"], failure.what
+            assert held[-1]["next_step"]
     assert wrong == {}
     lab.ctl("stop", NAME, "--wait")
 

@@ -46,6 +46,7 @@ def field_of(
                 files = {
                     "/opt/cuda/bin/cicc": stand_in,
                     "/usr/local/bin/ninja": Path("/usr/bin/ninja"),
+                    "/usr/bin/earlyoom": rootfs.tool_from_package("earlyoom", "usr/bin/earlyoom"),
                 }
                 layers = rootfs.with_package(suite, deb)
                 machine = Machine(layers, memory_mb=MEMORY_MB, files=files, limit=1500)

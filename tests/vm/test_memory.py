@@ -10,21 +10,43 @@ from tests.vm.field import FLOOR_MB, Field
 pytestmark = pytest.mark.vm
 
 LEFT_MB = FLOOR_MB * 2 // 3
+EARLYOOM = """\
+[Service]
+ExecStart=/usr/bin/earlyoom -r 3600 -m 25
+"""
+
+
+def eat(field: Field, name: str, megabytes: int) -> None:
+    """Have an engine's core take so much memory now."""
+    body = json.dumps({"kind": "eat-memory", "memory_mib": megabytes})
+    url = f"http://127.0.0.1:{field.ports[name]}/sim/die"
+    field.machine.run(
+        ["curl", "-sS", "-m", "60", "-H", "Content-Type: application/json", "-d", body, url],
+        check=False,
+    )
 
 
 @pytest.mark.parametrize("field", ["bookworm", "trixie"], indirect=True)
 def test_a_kill_by_the_kernel_is_told_as_one(field: Field) -> None:
     field.serve("big", extra='[memory]\nmax = "150M"\n')
     field.begin()
-    body = json.dumps({"kind": "eat-memory", "memory_mib": 400})
-    url = f"http://127.0.0.1:{field.ports['big']}/sim/die"
-    field.machine.run(
-        ["curl", "-sS", "-m", "60", "-H", "Content-Type: application/json", "-d", body, url],
-        check=False,
-    )
+    eat(field, "big", 400)
     [death, *_] = field.until_dead("big", limit=120)
     assert death["class"] == "kernel-oom-kill", death
     assert field.killed()
+
+
+def test_a_kill_by_earlyoom_is_told_as_one(field: Field) -> None:
+    field.serve("big")
+    field.push("/run/systemd/system/earlyoom.service", EARLYOOM)
+    field.machine.run("systemctl daemon-reload; systemctl start earlyoom")
+    try:
+        eat(field, "big", field.available_mb() - 2 * FLOOR_MB - 30)
+        [death, *_] = field.until_dead("big", limit=120)
+    finally:
+        field.machine.run(["systemctl", "stop", "earlyoom"])
+    assert death["class"] == "killed-by-earlyoom", death
+    assert death["requested"] is False
 
 
 def test_what_is_starting_goes_and_what_serves_stays(field: Field) -> None:
