@@ -255,6 +255,16 @@ WORD_PIECES = st.sampled_from(
         '"${E[@]}"',
         "${E[@]}",
         '"${U:-"n m"}"',
+        '${U:-"n m"}',
+        "${U:- o p }",
+        "${U:-~/h}",
+        '"${U:-~/h}"',
+        '"${U:-{"j":1}}"',
+        '"${A:-{"j":1}}"',
+        "${A:-{k}}",
+        '"${U:-it\'s}"',
+        '"${U:-a\\b\\"c}"',
+        "${U:-'q r' $B}",
     ]
 )
 PREAMBLE = "A=one\nB='two  three'\nL=(first 'second item' \"$A\")\nL+=(last)\nE=()\n"
@@ -283,6 +293,60 @@ def test_words_expand_as_bash_expands_them(text: str) -> None:
     theirs = result.stdout.decode().split("\0")[:-1]
     mine = [word.text for word in invocation.argv[1:]]
     assert (mine or [""]) == theirs, script  # printf prints one field even without arguments
+
+
+STATEMENTS = st.sampled_from(
+    [
+        "A=new", "A+=more", "B=$A", "L=(x y)", "L+=(z)", "L[1]=w", "L=([1]=p [0]=q)", "unset A",
+        "unset L[0]", "declare -A M=([k]=v [l]=w)", "M[k]=u", "i=1", "A=${L[$i]}", "A=${L[-1]}",
+        "A=${L[i]}", "A=${M[k]}", "A=${L}", "((i++))", "((i = 2))", "let i+=1", "let A=3",
+        "((i == 2))", "(( (i + 1) > 2 ))", "read -r A", "read -p x A B <<< 'q r'", "mapfile L",
+        "printf -v A %d 7", "printf '%s' A >&2", "( A=inner; L+=(inner) )", "(cd /; B=$PWD)",
+        "{ A=group; }", "f() { A=function; }", "f", "g() { local A=local; B=global; }", "g",
+        "function h { L+=(h); }", "h", "for A in 1 2; do :; done",
+        "for ((i=0; i<3; i++)); do :; done",
+        "while read -r B; do :; done", "set -- one 'two three'", "set -e one", "set -o pipefail",
+        "set -a", "set +a", "shift", 'B="$*"', "A=$1", "if true; then A=if; fi",
+        "if false; then unset B; fi", "true && A=and", "false && A=and", "true || A=or",
+        "if true; then set -- x; fi", "if false; then shift; fi", "eval 'A=eval'",
+        "export A=exported", "export $(echo B=words)", "export $(echo A=${A:-d})", "IFS=,",
+        "A=a,b", "IFS=' '", "case x in x) A=case;; esac", "source <(echo A=sourced)",
+        "A=old; A=prefix :", "A=back & wait",
+        "[ -f /dev/null/x ] && A=tested", "B=$((i + 1))", "A=`echo y`",
+        "{ A=one & } 2>/dev/null; wait", "echo z | read A", "A=$(echo z)", "readonly C=3", "A=$C",
+        "let A++ B=2", "until true; do A=until; done", "getopts ab B", "echo A; echo B",
+    ]
+)  # fmt: skip
+QUESTIONS = st.sampled_from(
+    ['"$A"', "$A", '"$B"', "$B", '"${L[@]}"', "${L[*]}", '"${L[1]}"', '"$1"', '"$@"', "$*", "$i",
+     '"${A:-d}"', '"${M[k]}"', "${L[0]}", '"${U:-u}"', "$C", '"${L[$i]}"']
+)  # fmt: skip
+
+
+@pytest.mark.skipif(not BASH.exists(), reason=f"no {BASH} on this machine")
+@settings(max_examples=400, deadline=None)
+@given(
+    statements=st.lists(STATEMENTS, max_size=8),
+    questions=st.lists(QUESTIONS, min_size=1, max_size=4),
+)
+def test_what_is_known_of_a_script_is_what_bash_does(
+    statements: list[str], questions: list[str]
+) -> None:
+    """Whatever a script does in between: a word that is known is the word that bash passes."""
+    script = "\n".join([PREAMBLE.strip(), *statements, f"program {' '.join(questions)}", ""])
+    shell = Shell("/s.sh", Notebook(), NoHost())
+    shell.run(script)
+    (invocation,) = [i for i in shell.invocations if i.argv[0].text == "program"]
+    head = "program() { printf '%s\\0' \"$@\"; }\n"
+    result = subprocess.run(
+        [BASH, "--noprofile", "--norc", "-c", head + script], stdin=subprocess.DEVNULL, cwd="/",
+        env={"LC_ALL": "C.UTF-8"}, capture_output=True, timeout=20, check=False,
+    )  # fmt: skip
+    if "\0" not in result.stdout.decode() or any(word.problem for word in invocation.argv):
+        return  # bash gave up before, or the importer says that it cannot know
+    theirs = result.stdout.decode().rpartition("\n")[2].split("\0")[:-1]
+    mine = [word.text for word in invocation.argv[1:]]
+    assert (mine or [""]) == theirs, script
 
 
 class NoHost:

@@ -8,6 +8,7 @@ taints the variables that it sets.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,12 +17,16 @@ from sparkd.core.importing.model import Notebook, Origin, RefusalError, Surround
 from sparkd.core.importing.shell_commands import (
     FOREVER,
     GROUP,
+    SUBSHELL,
+    Arithmetic,
     Closes,
     Cutter,
     Defines,
     Opens,
     Simple,
+    set_by_arithmetic,
 )
+from sparkd.core.importing.shell_fields import MAX_TEXT, Fields, as_quoted, as_written, join
 from sparkd.core.importing.shell_words import (
     NAME,
     Assignment,
@@ -36,8 +41,6 @@ from sparkd.core.importing.shell_words import (
     Variable,
 )
 
-# A script that doubles a variable thirty times must not fill the memory.
-_MAX_TEXT = 1 << 18
 _MAX_ITEMS = 4096
 _TESTS = frozenset({"[", "[[", "test", "command", "type", "which", "grep", "pgrep", "curl", "nc",
                     "systemctl", "docker", "podman", "nvidia-smi", "false"})  # fmt: skip
@@ -49,6 +52,16 @@ _OWN_DIRECTORY = re.compile(
     rf"|cd(?:--)?\$\(dirname(?:--)?{_SELF}\)(?:&?>/dev/null(?:2>&1)?)?&&pwd(?:-P)?)\)\Z"
 )
 _CONDA_HOOK = re.compile(r"(/[^\s\"'$()]+)/bin/(?:conda|mamba|micromamba)\b")
+# Builtins that set the variables that they name, to what only a run could tell.
+_SETTING = frozenset({"read", "mapfile", "readarray", "getopts", "let", "printf"})
+# Nothing that matters to a server is set by these, whatever they are called by.
+_HARMLESS_FILES = ("/bin/activate", "/etc/profile.d/conda.sh", "/bin/conda", "/.bashrc",
+                   "/.profile", "/.bash_profile", "/nvm.sh")  # fmt: skip
+# What a subshell sets of these ends with it.
+_SCOPE = ("variables", "exported", "positional", "directory", "venv", "_conda", "_exports_all",
+          "_tainted", "_unset", "_lost", "_unknown_positional")  # fmt: skip
+_SUBSCRIPT = re.compile(r"(?:0|[1-9][0-9]{0,8})\Z")
+_FILE_TESTS = frozenset({"-f", "-e", "-r", "-s"})
 _BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
 
 
@@ -95,7 +108,16 @@ class Shell:
     _exports_all: bool = False
     _blocks: list[str] = field(default_factory=list)
     _tainted: dict[str, str] = field(default_factory=dict)
+    # Why a variable that nothing sets may be set all the same.
+    _unset: str = ""
+    # Why the working directory, or the positional parameters, cannot be known.
+    _lost: str = ""
+    _unknown_positional: str = ""
     _functions: set[str] = field(default_factory=set)
+    _set_by_functions: dict[str, str] = field(default_factory=dict)
+    _outside: list[dict[str, object] | None] = field(default_factory=list)
+    _tested: str = ""
+    _is_first: bool = False
     _depth: int = 0
 
     def run(self, text: str) -> None:
@@ -114,11 +136,15 @@ class Shell:
         pipeline: list[Simple] = []
         for step in Cutter(tokens).steps():
             if isinstance(step, Opens):
-                self._blocks.append(step.block)
+                self._open(step)
             elif isinstance(step, Closes):
-                self._blocks.pop()
+                self._close()
+            elif isinstance(step, Arithmetic):
+                for name in step.names:
+                    self._forget(name, step.line, "(( … ))")
+                was_conditional, self._tested = True, ""
             elif isinstance(step, Defines):
-                self._functions.add(_raw(step.tokens))
+                self._functions.add(as_written(step.tokens))
             else:
                 pipeline.append(step)
                 if step.ended_by not in {"|", "|&"}:
@@ -127,12 +153,45 @@ class Shell:
         if pipeline:
             self._pipeline(pipeline, after_condition=was_conditional)
 
+    def _open(self, step: Opens) -> None:
+        self._blocks.append(step.block)
+        kept = {name: copy(getattr(self, name)) for name in _SCOPE}
+        self._outside.append(kept if step.block == SUBSHELL else None)
+        self._is_first = step.block == "if"
+        for name in step.names:
+            self._tainted[name] = f"{name} is set by a loop"
+
+    def _close(self) -> None:
+        self._blocks.pop()
+        self._tested = ""
+        outside = self._outside.pop()
+        for name, value in (outside or {}).items():
+            setattr(self, name, value)
+
+    def _forget(self, name: str, line: int, what: str) -> None:
+        """A variable is set to what only a shell could tell."""
+        place = self._at(line).line
+        self._tainted[name] = f"{name} is set by `{what}` at line {place}"
+        if self._blocks and "function" in self._blocks:
+            self._set_by_functions[name] = self._tainted[name]
+
+    def _forget_all(self, line: int, what: str) -> None:
+        """Every variable may have been set by something that cannot be followed."""
+        origin = self._at(line)
+        reason = f"`{what}` at line {origin.line} may set it"
+        for name in self.variables:
+            self._tainted[name] = f"{name} cannot be known: {reason}"
+        self._unset = reason
+        self.notebook.add(
+            origin, codes.UNKNOWN_VALUE, f"which variables `{what}` sets only a shell can tell"
+        )
+
     def _at(self, line: int) -> Origin:
         return Origin(self.source, self.first_line + line - 1)
 
     def _is_inside(self) -> bool:
         # `while true` around a server is somebody's own Restart=always: it always runs.
-        return any(block not in {FOREVER, GROUP} for block in self._blocks)
+        return any(block not in {FOREVER, GROUP, SUBSHELL} for block in self._blocks)
 
     def _pipeline(self, pipeline: Sequence[Simple], *, after_condition: bool) -> bool:
         """Follow one pipeline; return whether what `&&` joins to it is conditional."""
@@ -141,7 +200,7 @@ class Shell:
         conditional = self._is_inside() or joined == "||" or (joined == "&&" and after_condition)
         piped_into = ""
         if len(pipeline) > 1:
-            piped_into = _raw(pipeline[1].tokens) or "a pipe"
+            piped_into = as_written(pipeline[1].tokens) or "a pipe"
         is_test = self._command(first, conditional=conditional, piped_into=piped_into)
         return conditional or is_test
 
@@ -153,17 +212,20 @@ class Shell:
         while tokens and isinstance(tokens[0], Assignment):
             assignments.append(tokens.pop(0))  # type: ignore[arg-type]
         if not tokens:
-            for assignment in assignments:
+            self._tested = ""
+            for assignment in assignments if simple.ended_by != "&" else ():
                 self._assign(assignment, conditional=conditional)
             return False
         head = tokens[0]
         name = head.bare if isinstance(head, ShellWord) else None
         line = head.line
+        tested, self._tested = self._tested, self._test(name, tokens, conditional=conditional)
+        self._read_in(name, tokens[1:], line)
         if name in _DECLARING:
             self._declare(name or "", tokens[1:], conditional=conditional)
             return False
         if conditional and name in {"exit", "return"}:
-            if name == "exit" and _raw(tokens[1:]) in {"", "0"}:
+            if name == "exit" and as_written(tokens[1:]) in {"", "0"}:
                 self.notebook.add(
                     self._at(line), codes.EXITS_0, "the script ends with status 0 under a condition"
                 )
@@ -172,16 +234,13 @@ class Shell:
         prefix = {item.name: self._single(item.words[0]) for item in assignments if item.words}
         if not conditional and self._builtin(argv, line):
             return name in _TESTS
+        if argv and conditional and self._builtin_under_condition(argv, tokens, tested):
+            return True
         if not argv or (argv[0].text in _SILENT and not argv[0].problem):
             return False
         if argv[0].text in self._functions:
+            self._tainted |= self._set_by_functions
             return False
-        if conditional and argv[0].text in {"source", "."}:
-            self.notebook.add(
-                self._at(line), codes.CONDITIONAL,
-                f"`{_raw(tokens)}` depends on a condition and was not followed",
-            )  # fmt: skip
-            return True
         environment = {
             key: value
             for key in sorted(self.exported)
@@ -189,11 +248,75 @@ class Shell:
         }
         self.invocations.append(
             Invocation(
-                tuple(argv), {**environment, **prefix}, self.venv, self.directory, conditional,
+                tuple(argv), {**environment, **prefix}, self.venv,
+                "" if self._lost else self.directory, conditional,
                 simple.ended_by == "&", piped_into, simple.redirected, self._at(line),
             )
         )  # fmt: skip
         return name in _TESTS or name == "!"
+
+    def _test(self, name: str | None, tokens: Sequence[Token], *, conditional: bool) -> str:
+        """Return the file whose existence this command tests, if that is all it does."""
+        decides = not conditional or (
+            self._is_first and not any(
+                block not in {FOREVER, GROUP, SUBSHELL} for block in self._blocks[:-1]
+            )
+        )  # fmt: skip
+        self._is_first = False
+        words = [token for token in tokens[1:] if isinstance(token, ShellWord)]
+        if name in {"[", "[["} and words and words[-1].bare in {"]", "]]"}:
+            words.pop()
+        elif name != "test":
+            return ""
+        if not decides or len(words) != 2 or words[0].bare not in _FILE_TESTS:
+            return ""
+        path = self._single(words[1])
+        return "" if path.problem else join(self.directory, path.text)
+
+    def _builtin_under_condition(
+        self, argv: Sequence[Word], tokens: Sequence[Token], tested: str
+    ) -> bool:
+        """Follow what a builtin under a condition may change; return whether it was one."""
+        name, line = argv[0].text, argv[0].origin.line - self.first_line + 1
+        shown = f"`{as_written(tokens)}` depends on a condition and was not followed"
+        origin = self._at(line)
+        if name in {"source", "."} and len(argv) > 1:
+            path = join(self.directory, argv[1].text)
+            if tested and tested == path and self.surroundings.read(path) is not None:
+                # The condition is that the file is there, and it is.
+                self._source(argv[1], line)
+                return True
+            self.notebook.add(origin, codes.CONDITIONAL, shown)
+            self._source(argv[1], line, conditional=True)
+        elif name == "cd":
+            self._lost = f"`{as_written(tokens)}` at line {origin.line} depends on a condition"
+        elif name in {"set", "shift"}:
+            if name == "shift" or any(word.text == "--" for word in argv):
+                self._unknown_positional = f"they are changed under a condition at line {line}"
+        elif name == "unset":
+            for word in argv[1:]:
+                reason = f"{word.text} is unset under a condition at line {origin.line}"
+                self._tainted[word.text] = reason
+        elif name == "eval" and "conda" not in shown and "mamba" not in shown:
+            self._forget_all(line, as_written(tokens))
+            return False
+        else:
+            return False
+        return True
+
+    def _read_in(self, name: str | None, tokens: Sequence[Token], line: int) -> None:
+        """`read NAME`, `printf -v NAME`, `let NAME=…`: the values are not known."""
+        if name not in _SETTING:
+            return
+        texts = [as_written([token]) for token in tokens]
+        names: Sequence[str] = texts
+        if name == "printf":
+            names = texts[1:2] if texts[:1] == ["-v"] else []
+        elif name == "let":
+            names = set_by_arithmetic(" ; ".join(texts))
+        for text in names:
+            if NAME.fullmatch(text):
+                self._forget(text, line, name)
 
     def _argv(self, tokens: Iterable[Token]) -> list[Word]:
         words: list[Word] = []
@@ -212,7 +335,7 @@ class Shell:
 
     def _single(self, word: ShellWord) -> Word:
         """Expand the right side of an assignment, which is never split."""
-        fields = self.expand(ShellWord([_quoted(part) for part in word.parts], word.line))
+        fields = self.expand(ShellWord([as_quoted(part) for part in word.parts], word.line))
         tilde = word.parts and word.parts[0] == Literal("~", False)
         if tilde and self.home and fields:
             return fields[0]._replace(text=self.home + fields[0].text[1:])
@@ -222,7 +345,14 @@ class Shell:
         if conditional:
             self._taint(item)
             return
+        if item.has_subscripts:
+            what = f"{item.name}=([…]=…)" if item.is_array else f"{item.name}[…]=…"
+            self._forget(item.name, item.line, what)
+            return
         old = self.variables.get(item.name)
+        if item.appends and isinstance(old, Array) and not item.is_array:
+            self._forget(item.name, item.line, f"{item.name}+=…")
+            return
         if item.is_array:
             values = tuple(value for word in item.words for value in self.expand(word))
             before = old.items if isinstance(old, Array) and item.appends else ()
@@ -232,7 +362,7 @@ class Shell:
         else:
             value = self._single(item.words[0])
             if item.appends and isinstance(old, Word):
-                if len(old.text) + len(value.text) > _MAX_TEXT:
+                if len(old.text) + len(value.text) > MAX_TEXT:
                     raise RefusalError(self._at(item.line), "its variables grow beyond all bounds")
                 value = Word(old.text + value.text, value.origin, old.problem or value.problem)
             self.variables[item.name] = value
@@ -244,14 +374,19 @@ class Shell:
     def _taint(self, item: Assignment) -> None:
         origin = self._at(item.line)
         if item.is_array and item.appends:
-            raw = " ".join(_raw([word]) for word in item.words)
+            raw = " ".join(as_written([word]) for word in item.words)
             text = f"`{item.name}+=({raw})` depends on a condition and is not carried over"
             self.notebook.add(origin, codes.CONDITIONAL, text)
+            if "function" in self._blocks:
+                reason = f"{item.name} grows in a function at line {origin.line}"
+                self._set_by_functions[item.name] = reason
             return
-        value = _raw(item.words)
+        value = as_written(item.words)
         text = f"`{item.name}={value}` depends on a condition and was not followed"
         self.notebook.add(origin, codes.CONDITIONAL, text)
         self._tainted[item.name] = f"{item.name} is set under a condition at line {origin.line}"
+        if "function" in self._blocks:
+            self._set_by_functions[item.name] = self._tainted[item.name]
 
     def _declare(self, command: str, tokens: Sequence[Token], *, conditional: bool) -> None:
         exports = command == "export"
@@ -265,6 +400,9 @@ class Shell:
                     continue
                 name = bare
             else:
+                if any(isinstance(part, Opaque) for part in getattr(token, "parts", ())):
+                    # export $(grep -v '^#' .env | xargs)
+                    self._forget_all(token.line, f"{command} {as_written([token])}")
                 continue
             if exports and NAME.fullmatch(name):
                 self.exported.add(name)
@@ -276,9 +414,7 @@ class Shell:
         if name in {"source", "."} and rest:
             self._source(rest[0], line)
         elif name == "cd" and rest:
-            target = rest[-1]
-            if not target.problem:
-                self.directory = _join(self.directory, target.text)
+            self._change_directory(rest[-1], line)
         elif name in {"conda", "mamba", "micromamba"} and [w.text for w in rest[:1]] == [
             "activate"
         ]:
@@ -286,25 +422,55 @@ class Shell:
         elif name == "eval":
             self._eval(rest, line)
         elif name == "set":
-            words = [word.text for word in rest]
-            self._exports_all = ("-a" in words or "allexport" in words) and "+a" not in words
+            self._set(rest)
         elif name == "unset":
-            for word in rest:
-                self.variables.pop(word.text, None)
-                self.exported.discard(word.text)
-        elif name == "shift":
+            self._unset_names(rest, line)
+        elif name == "shift" and self.positional:
             count = int(rest[0].text) if rest and rest[0].text.isdigit() else 1
-            self.positional = self.positional[count:] if self.positional else self.positional
+            self.positional = self.positional[count:]
         else:
             return False
         return True
 
-    def _source(self, word: Word, line: int) -> None:
+    def _change_directory(self, target: Word, line: int) -> None:
+        if target.problem:
+            self._lost = f"`cd` at line {self._at(line).line}: {target.problem}"
+        elif target.text.startswith("/") or not self._lost:
+            self.directory, self._lost = join(self.directory, target.text), ""
+
+    def _unset_names(self, words: Sequence[Word], line: int) -> None:
+        for word in words:
+            name, bracket, _ = word.text.partition("[")
+            if bracket:
+                self._forget(name, line, f"unset {word.text}")
+                continue
+            self.variables.pop(name, None)
+            self._tainted.pop(name, None)
+            self.exported.discard(name)
+
+    def _set(self, words: Sequence[Word]) -> None:
+        for index, word in enumerate(words):
+            text, following = word.text, words[index + 1].text if words[index + 1 :] else ""
+            if text == "--" or not text.startswith(("-", "+")):
+                is_value = index > 0 and words[index - 1].text.endswith("o")
+                if text == "--" or not is_value:
+                    self.positional = tuple(words[index + (text == "--") :])
+                    self._unknown_positional = ""
+                    return
+            elif "a" in text[1:] or ("o" in text[1:] and following == "allexport"):
+                self._exports_all = text.startswith("-")
+
+    def _source(self, word: Word, line: int, *, conditional: bool = False) -> None:
         origin = self._at(line)
-        if word.problem:
-            self.notebook.add(origin, codes.UNKNOWN_VALUE, f"`source`: {word.problem}")
+        lost = self._lost and not word.text.startswith("/")
+        if word.problem or lost:
+            self.notebook.add(origin, codes.UNKNOWN_VALUE, f"`source`: {word.problem or lost}")
+            if not word.text.endswith(_HARMLESS_FILES):
+                self._forget_all(line, f"source {word.text}")
             return
-        path = _join(self.directory, word.text)
+        path = join(self.directory, word.text)
+        if conditional and path.endswith(_HARMLESS_FILES):
+            return
         if path.endswith("/bin/activate"):
             self.venv = Word(path.removesuffix("/bin/activate"), origin)
         elif path.endswith("/etc/profile.d/conda.sh"):
@@ -318,7 +484,8 @@ class Shell:
                 self.notebook.add(origin, codes.UNKNOWN_VALUE, message)
                 return
             outer = self.source, self.first_line, self._blocks, self._depth
-            self.source, self.first_line, self._blocks = path, 1, []
+            self.source, self.first_line = path, 1
+            self._blocks = ["if"] if conditional else []
             self._depth += 1
             self.run(text)
             self.source, self.first_line, self._blocks, self._depth = outer
@@ -342,8 +509,9 @@ class Shell:
         if match := _CONDA_HOOK.search(raw):
             self._conda = match[1]
         elif "conda" not in raw and "mamba" not in raw:
+            self._forget_all(line, f"eval {raw}")
             self.invocations.append(
-                Invocation((Word("eval", self._at(line)), *rest), {}, self.venv, self.directory,
+                Invocation((Word("eval", self._at(line)), *rest), {}, self.venv, "",
                            False, False, "", False, self._at(line))
             )  # fmt: skip
 
@@ -355,13 +523,13 @@ class Shell:
             return self.variables[name]
         if name == "HOME" and self.home:
             return Word(self.home, Origin(self.source))
-        if name == "PWD" and self.directory:
+        if name == "PWD" and self.directory and not self._lost:
             return Word(self.directory, Origin(self.source))
         return None
 
     def expand(self, word: ShellWord) -> list[Word]:
         """Return the fields that a word becomes."""
-        fields = _Fields(self._at(word.line))
+        fields = Fields(self._at(word.line))
         parts = word.parts
         if parts and parts[0] == Literal("~", False):
             following = parts[1] if len(parts) > 1 else Literal("/", False)
@@ -370,6 +538,10 @@ class Shell:
                 parts = parts[1:]
         self._check_patterns(word, fields)
         lone = len([part for part in parts if part != Literal("", True)]) == 1
+        empty_texts = len([part for part in parts if part == Literal("", True)])
+        fields.is_kept = empty_texts > len(
+            [p for p in parts if isinstance(p, Variable) and p.quoted]
+        )
         for part in parts:
             if isinstance(part, Literal):
                 fields.add(part.text, quoted=part.quoted)
@@ -379,13 +551,13 @@ class Shell:
                 self._add_variable(part, fields, lone=lone)
         return fields.finish()
 
-    def _add_home(self, fields: "_Fields") -> None:
+    def _add_home(self, fields: Fields) -> None:
         if self.home:
             fields.add(self.home, quoted=True)
         else:
             fields.fail("~ is the home of whoever runs it")
 
-    def _check_patterns(self, word: ShellWord, fields: "_Fields") -> None:
+    def _check_patterns(self, word: ShellWord, fields: Fields) -> None:
         bare = "".join(
             part.text if isinstance(part, Literal) and not part.quoted else "\0"
             for part in word.parts
@@ -395,21 +567,26 @@ class Shell:
         elif "*" in bare or ("?" in bare and len(bare) > 1 and "=" not in bare):
             fields.fail("the shell expands the pattern")
 
-    def _add_opaque(self, part: Opaque, fields: "_Fields") -> None:
+    def _add_opaque(self, part: Opaque, fields: Fields) -> None:
         compact = re.sub(r"[\s\"']", "", part.raw)
         if _OWN_DIRECTORY.match(compact) and self.source.startswith("/"):
             fields.add(self.source.rpartition("/")[0] or "/", quoted=True)
-        elif compact == "$(pwd)" and self.directory:
+        elif compact == "$(pwd)" and self.directory and not self._lost:
             fields.add(self.directory, quoted=True)
         else:
             fields.fail(f"only a shell can tell what {part.raw} is", part.raw)
 
-    def _add_variable(self, part: Variable, fields: "_Fields", *, lone: bool) -> None:
+    def _add_variable(self, part: Variable, fields: Fields, *, lone: bool) -> None:
+        if not part.quoted and "IFS" in (self.variables.keys() | self._tainted.keys()):
+            fields.splits_elsewhere = True
         if part.name in {"@", "*"}:
-            self._add_array(self.positional or (), part, fields)
+            self._add_arguments(part, fields)
             return
         if part.name.isdigit():
             index = int(part.name) - 1
+            if self._unknown_positional and index >= 0:
+                fields.fail(f"${part.name}: {self._unknown_positional}", f"${part.name}")
+                return
             known = self.positional or ()
             value: Value | None = known[index] if 0 <= index < len(known) else None
             if index == -1:
@@ -420,11 +597,25 @@ class Shell:
             if part.subscript in {"@", "*"}:
                 self._add_array(value.items, part, fields)
                 return
-            number = int(part.subscript) if part.subscript.isdigit() else 0
+            if not _SUBSCRIPT.match(part.subscript or "0"):
+                raw = f"${{{part.name}[{part.subscript}]}}"
+                fields.fail(f"only a shell can tell what {raw} is", raw)
+                return
+            number = int(part.subscript or "0")
             value = value.items[number] if number < len(value.items) else None
         self._add_scalar(part, value, fields, lone=lone)
 
-    def _add_array(self, values: Sequence[Word], part: Variable, fields: "_Fields") -> None:
+    def _add_arguments(self, part: Variable, fields: Fields) -> None:
+        raw = f"${part.name}"
+        if self._unknown_positional:
+            fields.fail(f"{raw}: {self._unknown_positional}", raw)
+            return
+        if self.positional is None:
+            text = f"{raw}: whoever calls the script may give arguments; it is read without any"
+            self.notebook.add(fields.origin, codes.UNKNOWN_VALUE, text)
+        self._add_array(self.positional or (), part, fields)
+
+    def _add_array(self, values: Sequence[Word], part: Variable, fields: Fields) -> None:
         if part.operator == "+":
             # ${args[@]+"${args[@]}"}: the idiom for an array that may be empty under set -u.
             if values:
@@ -443,7 +634,7 @@ class Shell:
             fields.vanish()
 
     def _add_scalar(
-        self, part: Variable, value: Value | None, fields: "_Fields", *, lone: bool
+        self, part: Variable, value: Value | None, fields: Fields, *, lone: bool
     ) -> None:
         empty_counts = part.operator.startswith(":")
         is_set = isinstance(value, Word) and not (
@@ -456,6 +647,8 @@ class Shell:
             return
         if is_set and isinstance(value, Word):
             fields.add_value(value, quoted=part.quoted, lone=lone)
+        elif self._unset and not part.name.isdigit():
+            fields.fail(f"${part.name} cannot be known: {self._unset}", f"${part.name}")
         elif operator in {"-", "="}:
             text = f"${part.name} is not set here: the fallback written in the script is taken"
             self.notebook.add(fields.origin, codes.FALLBACK, text)
@@ -463,92 +656,24 @@ class Shell:
         else:
             fields.fail(f"${part.name} is set by nothing that is known here", f"${part.name}")
 
-    def _add_operand(self, part: Variable, fields: "_Fields") -> None:
-        for value in self.expand(ShellWord([_quoted(item) for item in part.operand], 1)):
-            moved = value._replace(origin=fields.origin)
-            fields.add_value(moved, quoted=part.quoted, lone=False)
-
-
-@dataclass(slots=True)
-class _Fields:
-    """Collects the fields of one word."""
-
-    origin: Origin
-    done: list[Word] = field(default_factory=list)
-    text: str = ""
-    exists: bool = False
-    problem: str = ""
-    place: Origin | None = None
-
-    def add(self, text: str, *, quoted: bool) -> None:
-        if len(self.text) + len(text) > _MAX_TEXT:
-            raise RefusalError(self.origin, "its variables grow beyond all bounds")
-        self.text += text
-        self.exists = self.exists or quoted or text != ""
-
-    def add_value(self, value: Word, *, quoted: bool, lone: bool) -> None:
-        if value.problem:
-            self.fail(value.problem, value.text)
-            return
-        if lone:
-            self.place = value.origin
-        if quoted:
-            self.add(value.text, quoted=True)
-            return
-        pieces = value.text.split()
-        for number, piece in enumerate(pieces):
-            if number or (value.text[:1].isspace() and self.exists):
-                self.separate()
-                self.place = value.origin if lone else None
-            self.add(piece, quoted=False)
-
-    def fail(self, problem: str, raw: str = "") -> None:
-        self.problem = self.problem or problem
-        self.add(raw, quoted=True)
-
-    def vanish(self) -> None:
-        """An empty "$@" is no field at all, unless something else stands beside it."""
-        if self.text == "":
-            self.exists = False
-
-    def separate(self) -> None:
-        if self.exists:
-            self.done.append(Word(self.text, self.place or self.origin, self.problem))
-        self.text, self.exists, self.problem, self.place = "", False, "", None
-
-    def finish(self) -> list[Word]:
-        self.separate()
-        return self.done
-
-
-def _quoted(part: Part) -> Part:
-    return part if isinstance(part, Literal) else part._replace(quoted=True)
-
-
-def _join(directory: str, path: str) -> str:
-    if path.startswith("/") or not directory:
-        return path
-    path = path.removeprefix("./")
-    while path.startswith("../"):
-        directory, path = directory.rpartition("/")[0], path[3:]
-    return f"{directory}/{path}" if path not in {"", "."} else directory
-
-
-def _raw(tokens: Iterable[Token]) -> str:
-    """Return the tokens as a person would write them, for messages."""
-    words: list[str] = []
-    for token in tokens:
-        if isinstance(token, ShellWord):
-            words.append("".join(_raw_part(part) for part in token.parts))
-        elif isinstance(token, Assignment):
-            value = " ".join(_raw([word]) for word in token.words)
-            words.append(f"{token.name}={f'({value})' if token.is_array else value}")
-    return " ".join(words)
-
-
-def _raw_part(part: Part) -> str:
-    if isinstance(part, Literal):
-        return part.text
-    if isinstance(part, Opaque):
-        return part.raw
-    return f"${part.name}"
+    def _add_operand(self, part: Variable, fields: Fields) -> None:
+        """Add the word of `${NAME:-word}`: its blanks split and its `~` counts unless quoted."""
+        operand = part.operand
+        if not part.quoted:
+            self._check_patterns(ShellWord(list(operand), 1), fields)
+            if operand[:1] == (Literal("~", False),) and operand[1:2] in {
+                (),
+                (Literal("/", False),),
+            }:
+                self._add_home(fields)
+                operand = operand[1:]
+        for item in operand:
+            is_quoted = part.quoted or item.quoted
+            if isinstance(item, Variable):
+                self._add_variable(item._replace(quoted=is_quoted), fields, lone=False)
+            elif isinstance(item, Opaque):
+                self._add_opaque(item, fields)
+            elif is_quoted or not item.text.isspace():
+                fields.add(item.text, quoted=is_quoted)
+            else:
+                fields.separate()

@@ -1,23 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """From shell tokens to simple commands and the compound commands around them."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sparkd.core.importing.shell_words import Assignment, Operator, ShellWord, Token
+from sparkd.core.importing.shell_words import NAME, Assignment, Operator, ShellWord, Token
 
 FOREVER = "forever"
 """The block of `while true`: it always runs."""
 GROUP = "{"
-"""`{ … }` and `( … )`: they run once, where they stand."""
+"""`{ … }`: it runs once, where it stands."""
+SUBSHELL = "("
+"""`( … )`: it runs once, where it stands; what it sets ends with it."""
 
 _OPENING = {"if": "if", "for": "for", "while": "while", "until": "while", "case": "case",
             "select": "for", "{": GROUP}  # fmt: skip
+_ALWAYS = {"while": ("true", ":"), "until": ("false",)}
 _CLOSING = frozenset({"fi", "done", "esac", "}"})
 _INNER = frozenset({"then", "else", "elif", "do", "!", "time"})
 _REDIRECTIONS = frozenset({">", ">>", "<", ">&", "<&", "<>", ">|", "&>", "&>>", "<<", "<<-", "<<<"})
 _FUNCTION_HEAD = "function-head"
+_SETS = re.compile(
+    rf"(?:\+\+|--)\s*({NAME.pattern})"
+    rf"|({NAME.pattern})\s*(?:\[[^\]]*\]\s*)?(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?\s*=(?!\s*=))"
+)
 
 
 @dataclass(slots=True)
@@ -31,9 +39,10 @@ class Simple:
 
 
 class Opens(NamedTuple):
-    """A compound command begins."""
+    """A compound command begins; `names` are the variables that its head sets (`for NAME in`)."""
 
     block: str
+    names: tuple[str, ...] = ()
 
 
 class Closes(NamedTuple):
@@ -46,7 +55,14 @@ class Defines(NamedTuple):
     tokens: Sequence[Token]
 
 
-Step = Simple | Opens | Closes | Defines
+class Arithmetic(NamedTuple):
+    """`(( … ))` as a command; `names` are the variables that it sets."""
+
+    names: tuple[str, ...]
+    line: int
+
+
+Step = Simple | Opens | Closes | Defines | Arithmetic
 
 
 @dataclass(slots=True)
@@ -106,16 +122,19 @@ class Cutter:
             self._index += 1
             self._stack.append(_FUNCTION_HEAD)
             yield Opens("function")
+        elif isinstance(following, Operator) and following.text == "(":
+            yield from self._end(";")
+            yield Arithmetic(set_by_arithmetic(self._skip_arithmetic()), following.line)
         else:
             self._stack.append("(")
-            yield Opens(GROUP)
+            yield Opens(SUBSHELL)
 
     def _first_word(self, token: ShellWord) -> Iterator[Step]:
         bare = token.bare
         if bare in _INNER:
             return
-        if bare in _OPENING:
-            yield from self._opening_word(_OPENING[bare])
+        if bare is not None and bare in _OPENING:
+            yield from self._opening_word(bare, _OPENING[bare])
         elif bare in _CLOSING:
             if self._stack:
                 self._stack.pop()
@@ -123,19 +142,22 @@ class Cutter:
         else:
             self._current.tokens.append(token)
 
-    def _opening_word(self, block: str) -> Iterator[Step]:
+    def _opening_word(self, word: str, block: str) -> Iterator[Step]:
         if block == GROUP and self._stack[-1:] == [_FUNCTION_HEAD]:
             self._stack[-1] = "function"
             return
         following = self._following()
-        if (
-            block == "while"
-            and isinstance(following, ShellWord)
-            and following.bare in {"true", ":"}
-        ):
+        condition = following.bare if isinstance(following, ShellWord) else None
+        if condition in _ALWAYS.get(word, ()):
             block = FOREVER
         self._stack.append(block)
-        yield Opens(block)
+        names: tuple[str, ...] = ()
+        if block == "for" and isinstance(following, Operator) and following.text == "(":
+            self._index += 1
+            names = set_by_arithmetic(self._skip_arithmetic())
+        elif block == "for" and isinstance(following, ShellWord):
+            names = (following.bare or "",)
+        yield Opens(block, names)
         if block in {"for", "case", FOREVER}:
             self._skip_to("in" if block == "case" else "do")
 
@@ -148,3 +170,32 @@ class Cutter:
             self._index += 1
             if isinstance(token, ShellWord) and token.bare == word:
                 return
+
+    def _skip_arithmetic(self) -> str:
+        """Skip to the two brackets that close `((`; return what stands before them."""
+        parts: list[str] = []
+        depth = 0
+        while self._index < len(self.tokens):
+            token = self.tokens[self._index]
+            self._index += 1
+            text = _raw_text(token)
+            parts.append(text)
+            if isinstance(token, Operator) and text in {"(", ")"}:
+                depth += 1 if text == "(" else -1
+                if depth < 0:
+                    break
+        return " ".join(parts)
+
+
+def _raw_text(token: Token) -> str:
+    if isinstance(token, Operator):
+        return token.text
+    if isinstance(token, Assignment):
+        sign = "+=" if token.appends else "="
+        return token.name + sign + " ".join(word.bare or "" for word in token.words)
+    return (token.bare or "") if isinstance(token, ShellWord) else ""
+
+
+def set_by_arithmetic(text: str) -> tuple[str, ...]:
+    """Return the variables that an arithmetic expression sets."""
+    return tuple(match[1] or match[2] for match in _SETS.finditer(text))

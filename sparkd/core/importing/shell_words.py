@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^\]\s]*\])?(\+?)=")
+_SUBSCRIPTED = re.compile(r"\[[^\]\n]*\]\+?=")
 _DESCRIPTOR = re.compile(r"[0-9](?=[<>])")
 _OPERATORS = ("&&", "||", ";;", "|&", "&>>", "&>", "<<<", "<<-", "<<", ">>", ">&", "<&", "<>", ">|",
               ";", "&", "|", "(", ")", "<", ">")  # fmt: skip
@@ -23,6 +24,8 @@ _PARAMETER = re.compile(
 
 _AFTER_DOLLAR = re.compile(r"[A-Za-z_](?:(?:\\\n)*[A-Za-z0-9_])*|[0-9@*#?$!-]")
 
+# What a backslash protects between double quotation marks, and the `}` of a parameter.
+_PROTECTED = frozenset({"$", "`", '"', "\\", "}", "\n"})
 # Fallbacks nest, and each level is read again: nobody writes one this long.
 _MAX_PARAMETER = 4096
 
@@ -45,7 +48,7 @@ class Variable(NamedTuple):
 
 
 class Opaque(NamedTuple):
-    """What only a shell could tell: `$(…)`, backticks, arithmetic, substring operators."""
+    """What only a shell could tell: `$(…)`, `<(…)`, backticks, arithmetic, substring operators."""
 
     raw: str
     quoted: bool
@@ -71,13 +74,17 @@ class ShellWord:
 
 @dataclass(slots=True)
 class Assignment:
-    """`NAME=value`, `NAME+=value` or `NAME=(…)`; `words` is one word unless it `is_array`."""
+    """`NAME=value`, `NAME+=value` or `NAME=(…)`; `words` is one word unless it `is_array`.
+
+    `has_subscripts` marks `NAME[…]=value` and `NAME=([…]=value …)`.
+    """
 
     name: str
     appends: bool
     is_array: bool
     words: list[ShellWord]
     line: int
+    has_subscripts: bool = False
 
 
 class Operator(NamedTuple):
@@ -138,6 +145,9 @@ class Lexer:
             return Operator("\n", line)
         if descriptor := _DESCRIPTOR.match(self.text, self.index):
             self._advance(len(descriptor[0]))  # 2>&1
+        if self.text.startswith(("<(", ">("), self.index):
+            sign = self._advance(1)
+            return ShellWord([Opaque(sign + self._bracketed("(", ")"), False)], line)
         for operator in _OPERATORS:
             if self.text.startswith(operator, self.index):
                 self._advance(len(operator))
@@ -171,8 +181,9 @@ class Lexer:
         if match is None:
             return None
         self._advance(len(match[0]))
+        subscripted = match[2] is not None
         if not self.text.startswith("(", self.index):
-            return Assignment(match[1], bool(match[2]), False, [self._word()], line)
+            return Assignment(match[1], bool(match[3]), False, [self._word()], line, subscripted)
         self._advance(1)
         words: list[ShellWord] = []
         while True:
@@ -181,11 +192,12 @@ class Lexer:
                 raise ShellSyntaxError("an array is never closed", line)
             if self.text[self.index] == ")":
                 self._advance(1)
-                return Assignment(match[1], bool(match[2]), True, words, line)
+                return Assignment(match[1], bool(match[3]), True, words, line, subscripted)
             if self.text[self.index] == "\n":
                 self._advance(1)
             else:
                 start = self.index
+                subscripted = subscripted or bool(_SUBSCRIPTED.match(self.text, start))
                 words.append(self._word())
                 if self.index == start:
                     raise ShellSyntaxError("an array holds what is no word", line)
@@ -248,7 +260,8 @@ class Lexer:
         if self.text.startswith("$(", self.index):
             return Opaque("$" + self._bracketed("(", ")"), quoted)
         if self.text.startswith("${", self.index):
-            return parameter(self._bracketed("{", "}")[1:-1], self.line, quoted=quoted)
+            content = self._bracketed("{", "}", quoted=quoted)[1:-1]
+            return parameter(content, self.line, quoted=quoted)
         if self.text.startswith("$'", self.index) and not quoted:
             self._advance(1)
             raw = self._until("'", 1)
@@ -259,8 +272,12 @@ class Lexer:
             return Variable(self._advance(len(match[0])).replace("\\\n", ""), quoted)
         return Literal("$", quoted)
 
-    def _bracketed(self, opening: str, closing: str) -> str:
-        """Return a bracketed text with its brackets; quotes and nested brackets are respected."""
+    def _bracketed(self, opening: str, closing: str, *, quoted: bool = False) -> str:
+        """Return a bracketed text with its brackets; quotes and nested brackets are respected.
+
+        The first `}` ends a `${`: only another `${` nests, and between double quotation marks an
+        apostrophe is an ordinary character.
+        """
         line = self.line
         if self.text[self.index] == "$":
             self._advance(1)
@@ -271,9 +288,11 @@ class Lexer:
                 self._advance(1)
             elif quote:
                 quote = "" if character == quote else quote
-            elif character in {'"', "'"}:
+            elif character == '"' or (character == "'" and not quoted):
                 quote = character
-            elif character == opening:
+            elif character == opening and (
+                opening == "(" or self.index == start or self.text[self.index - 1] == "$"
+            ):
                 depth += 1
             elif character == closing:
                 depth -= 1
@@ -321,6 +340,11 @@ def parameter(content: str, line: int, *, quoted: bool) -> Part:
                 lexer.index += 1
             elif quoted and character == "'":
                 operand = (*operand, Literal("'", True))
+                lexer.index += 1
+            elif (
+                quoted and character == "\\" and lexer.text[lexer.index + 1 :][:1] not in _PROTECTED
+            ):
+                operand = (*operand, Literal("\\", True))
                 lexer.index += 1
             else:
                 operand = (*operand, *lexer.part(character))

@@ -86,6 +86,11 @@ def read(
             raise RefusalError(word.origin, f"an argument of vllm cannot be known: {word.problem}")
         if exact:
             continue
+        if word.text and word.text.isspace():
+            raise RefusalError(
+                word.origin, "an argument is a single blank: a backslash that continues a line must"
+                " be its last character"
+            )  # fmt: skip
         if found := placeholder(word.text):
             raise RefusalError(word.origin, f"the placeholder {found} was never filled in")
         if _UNEXPANDED.search(word.text):
