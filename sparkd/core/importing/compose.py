@@ -3,14 +3,15 @@
 """Compose files: one engine for each vLLM service, the others are listed and left alone."""
 
 import posixpath
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
 
-from sparkd.core.importing import codes, container, docker, dot_env
+from sparkd.core.importing import codes, container, docker, dot_env, ports
 from sparkd.core.importing.container import Container
 from sparkd.core.importing.model import (
     Context,
@@ -26,9 +27,12 @@ from sparkd.core.importing.model import (
 _MAX_NODES = 20_000
 _SILENT = frozenset(
     "image command entrypoint environment env_file ports container_name deploy gpus runtime"
-    " depends_on labels ipc network_mode networks stdin_open tty init logging profiles hostname"
+    " depends_on labels ipc network_mode networks stdin_open tty init logging hostname"
     " working_dir expose healthcheck".split()
 )
+
+_CANONICAL = re.compile(r"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{0,14}[1-9])?\Z")
+_SCIENTIFIC = re.compile(r"[-+]?[0-9.]+[eE][-+]?[0-9]+\Z|0o[0-7]+\Z")
 
 # A node of the file: Word for a scalar, None for null, dict and list for the others.
 Node = Any
@@ -36,9 +40,27 @@ Node = Any
 
 @dataclass(slots=True)
 class _Budget:
-    """Bounds what aliases can blow up to."""
+    """Bounds what aliases can blow up to; `seen` are the tables that have been looked at."""
 
     left: int = _MAX_NODES
+    seen: set[int] = field(default_factory=set)
+
+
+class Key(str):
+    """A key of a table and the line at which it stands."""
+
+    __slots__ = ("line",)
+    line: int
+
+    def __new__(cls, text: str, line: int) -> "Key":
+        """Return the key."""
+        key = super().__new__(cls, text)
+        key.line = line
+        return key
+
+
+class OddNumber(Word):
+    """An unquoted number such as 12.0 or 010, which a YAML reader turns into another text."""
 
 
 def read(
@@ -60,16 +82,17 @@ def read(
     """
     findings = Findings(notebook=context.notebook)
     try:
-        services, lines = _services(text, path)
+        tree = _tree(text, path)
     except RefusalError as error:
         findings.refuse(error)
         return findings
+    _note_top(tree, path, context)
     folder = posixpath.dirname(path)
     variables = _project_variables(folder, context, env_files)
-    for name, service in services.items():
+    for name, service in tree["services"].items():
         if (only is not None and name != only) or (wanted is not None and name not in wanted):
             continue
-        origin = Origin(path, lines.get(name, 0))
+        origin = Origin(path, _line(name))
         try:
             tree = _interpolated(service, variables, context)
             described = _describe(name, tree, folder, origin, variables, context)
@@ -90,7 +113,8 @@ def read(
     return findings
 
 
-def _services(text: str, path: str) -> tuple[Mapping[str, Node], Mapping[str, int]]:
+def _tree(text: str, path: str) -> Mapping[str, Node]:
+    """Return the file, whose `services` is a table."""
     try:
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
@@ -100,19 +124,9 @@ def _services(text: str, path: str) -> tuple[Mapping[str, Node], Mapping[str, in
         raise RefusalError(Origin(path), f"it is not valid YAML: {shown}") from None
     if isinstance(tree, dict) and "apiVersion" in tree:
         raise RefusalError(Origin(path), "this is a Kubernetes manifest, not a compose file")
-    services = tree.get("services") if isinstance(tree, dict) else None
-    if not isinstance(services, dict):
+    if not isinstance(tree, dict) or not isinstance(tree.get("services"), dict):
         raise RefusalError(Origin(path), "it has no `services`, so it is no compose file")
-    return services, _lines_of_services(root)
-
-
-def _lines_of_services(root: yaml.Node) -> dict[str, int]:
-    return {
-        str(name.value): name.start_mark.line + 1
-        for key, value in root.value
-        if key.value == "services"
-        for name, _ in value.value
-    }
+    return tree
 
 
 def _convert(node: yaml.Node, loader: yaml.SafeLoader, path: str, budget: _Budget) -> Node:
@@ -121,13 +135,42 @@ def _convert(node: yaml.Node, loader: yaml.SafeLoader, path: str, budget: _Budge
     if budget.left < 0:
         raise yaml.YAMLError("it is too large, or its aliases are")
     if isinstance(node, yaml.MappingNode):
+        _refuse_double_keys(node, path, budget)
         loader.flatten_mapping(node)
-        return {str(key.value): _convert(value, loader, path, budget) for key, value in node.value}
+        return {
+            Key(str(key.value), key.start_mark.line + 1): _convert(value, loader, path, budget)
+            for key, value in node.value
+        }
     if isinstance(node, yaml.SequenceNode):
         return [_convert(item, loader, path, budget) for item in node.value]
     if node.tag == "tag:yaml.org,2002:null":
         return None
-    return Word(node.value, Origin(path, node.start_mark.line + 1))
+    word = Word(node.value, Origin(path, node.start_mark.line + 1))
+    is_number = node.tag in {
+        "tag:yaml.org,2002:int",
+        "tag:yaml.org,2002:float",
+    } or _SCIENTIFIC.match(node.value)
+    if is_number and node.style is None and not _CANONICAL.match(node.value):
+        return OddNumber(*word)
+    return word
+
+
+def _refuse_double_keys(node: yaml.MappingNode, path: str, budget: _Budget) -> None:
+    # A merge writes the merged keys into the node: an alias to it shows them a second time.
+    if id(node) in budget.seen:
+        return
+    budget.seen.add(id(node))
+    lines: dict[str, int] = {}
+    for key, _ in node.value:
+        line = key.start_mark.line + 1
+        if isinstance(key, yaml.ScalarNode) and key.value in lines:
+            first = lines[key.value]
+            raise RefusalError(
+                Origin(path, line),
+                f"the key {key.value} stands twice (first at line {first}), which Compose refuses:"
+                " remove one",
+            )  # fmt: skip
+        lines[str(key.value)] = line
 
 
 def _project_variables(folder: str, context: Context, env_files: Sequence[str]) -> dict[str, Word]:
@@ -175,8 +218,10 @@ def _describe(
     if service.get("entrypoint") is not None:
         described.entrypoint = _words(service["entrypoint"], expand)
     described.command = _words(service.get("command"), expand)
-    described.environment = _environment(service, folder, variables, context)
+    described.environment = _environment(service, origin.source, variables, context)
     described.published = list(_ports(service.get("ports")))
+    network = service.get("network_mode")
+    described.has_host_network = isinstance(network, Word) and network.text == "host"
     described.mounts = list(_volumes(service.get("volumes"), folder))
     described.gpus = list(_gpus(service))
     if isinstance(directory := service.get("working_dir"), Word):
@@ -190,17 +235,6 @@ def _no_image(name: str, service: Mapping[str, Node], origin: Origin) -> Refusal
     if "vllm" in words or "vllm" in name:
         return RefusalError(origin, "its image is built here and has no digest: name an image")
     return NotAServerError(origin, "its image is built here")
-
-
-def _origin_of(node: Node, path: str) -> Origin:
-    if isinstance(node, Word):
-        return node.origin
-    if isinstance(node, (dict, list)):
-        items = node.values() if isinstance(node, dict) else node
-        places = [place for item in items if (place := _origin_of(item, path)).line]
-        # A merged or aliased part may stand earlier in the file than the service.
-        return places[-1] if places else Origin(path)
-    return Origin(path)
 
 
 def _words(node: Node, expand: Callable[[Word], Word]) -> list[Word]:
@@ -225,39 +259,45 @@ def _names(node: Node) -> Iterator[str]:
 
 
 def _environment(
-    service: Mapping[str, Node], folder: str, variables: Mapping[str, Word], context: Context
+    service: Mapping[str, Node], path: str, variables: Mapping[str, Word], context: Context
 ) -> dict[str, Word]:
+    folder = posixpath.dirname(path)
     environment: dict[str, Word] = {}
     for item in _as_list(service.get("env_file")):
         name = item.get("path") if isinstance(item, dict) else item
         if not isinstance(name, Word):
             continue
-        path = name.text if name.text.startswith("/") else posixpath.join(folder, name.text)
-        path = posixpath.normpath(path)
-        text = None if name.problem else context.surroundings.read(path)
+        file = posixpath.normpath(posixpath.join(folder, name.text))
+        text = None if name.problem else context.surroundings.read(file)
         if text is None:
-            message = f"the file {path} was not read: its variables are unknown here"
+            message = f"the file {file} was not read: its variables are unknown here"
             context.notebook.add(name.origin, codes.UNKNOWN_VALUE, message)
         else:
-            environment |= dot_env.parse(text, path, context.notebook, variables)
+            environment |= dot_env.parse(text, file, context.notebook, variables)
     node = service.get("environment")
-    if isinstance(node, dict):
-        pairs = [(key, value) for key, value in node.items()]
-    else:
-        pairs = []
-        for item in _as_list(node):
-            if isinstance(item, Word):
-                key, equals, value = item.text.partition("=")
-                pairs.append((key, item._replace(text=value) if equals else None))
-    for key, value in pairs:
-        if isinstance(value, Word):
+    for key, value in _pairs(node):
+        if isinstance(value, OddNumber):
+            problem = f"{value.text} without quotes is a number, which is not passed on as written"
+            environment[key] = Word("", value.origin, f"{problem}: put it into quotes")
+        elif isinstance(value, Word):
             environment[key] = value
         elif key in variables:
             environment[key] = variables[key]
         else:
             problem = f"{key} is taken from the caller's environment"
-            environment[key] = Word("", _origin_of(node, ""), problem)
+            environment[key] = Word("", Origin(path, _line(key)), problem)
     return environment
+
+
+def _pairs(node: Node) -> Iterator[tuple[str, Node]]:
+    """Yield the variables of `environment`; None where only the name is given."""
+    if isinstance(node, dict):
+        yield from node.items()
+        return
+    for item in _as_list(node):
+        if isinstance(item, Word):
+            key, equals, value = item.text.partition("=")
+            yield Key(key, item.origin.line), item._replace(text=value) if equals else None
 
 
 def _as_list(node: Node) -> list[Node]:
@@ -269,15 +309,12 @@ def _as_list(node: Node) -> list[Node]:
 def _ports(node: Node) -> Iterator[Published]:
     for item in _as_list(node):
         if isinstance(item, Word):
-            if mapping := container.published(item.text):
-                yield mapping
+            yield from ports.published(item)
         elif isinstance(item, dict) and isinstance(target := item.get("target"), Word):
             outside = item.get("published")
             address = item.get("host_ip")
             host = address.text if isinstance(address, Word) else ""
-            number = outside.text if isinstance(outside, Word) else target.text
-            if target.text.isdigit() and number.isdigit():
-                yield Published(int(target.text), host, int(number))
+            yield from ports.long_form(target, outside if isinstance(outside, Word) else None, host)
 
 
 def _volumes(node: Node, folder: str) -> Iterator[Mount]:
@@ -317,13 +354,31 @@ def _gpus(service: Mapping[str, Node]) -> Iterator[Word]:
             yield ids[0]._replace(text="device=" + ",".join(word.text for word in ids))
 
 
+def _line(key: str) -> int:
+    return key.line if isinstance(key, Key) else 0
+
+
+def _note_top(tree: Mapping[str, Node], path: str, context: Context) -> None:
+    for key in (key for key in tree if key == "include"):
+        context.notebook.add(
+            Origin(path, _line(key)), codes.SETTING, "the files that `include` names are"
+            " not read: give the output of `docker compose config`"
+        )  # fmt: skip
+
+
 def _note_rest(service: Mapping[str, Node], origin: Origin, context: Context) -> None:
     rest: list[tuple[str, Word]] = []
     for key, node in service.items():
         if key in _SILENT or key.startswith("x-"):
             continue
-        shown = ", ".join(item.text for item in _as_list(node) if isinstance(item, Word))
-        rest.append((key, Word(shown, _origin_of(node, origin.source))))
+        place = Origin(origin.source, _line(key))
+        if key == "profiles":
+            shown = ", ".join(item.text for item in _as_list(node) if isinstance(item, Word))
+            text = f"profiles {shown}: Compose starts it only when asked to, sparkd with the others"
+            context.notebook.add(place, codes.SETTING, text)
+            continue
+        items = [item for item in _as_list(node) if isinstance(item, Word)]
+        rest += [(key, item) for item in items] or [(key, Word("", place))]
     limits: Node = service.get("deploy")
     for key in ("resources", "limits", "memory"):
         limits = limits.get(key) if isinstance(limits, dict) else None

@@ -44,6 +44,7 @@ class Container:
     gpus: list[Word] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     directory: str = ""
+    has_host_network: bool = False
 
 
 def launches(container: Container, context: Context) -> list[Launch]:
@@ -60,6 +61,11 @@ def launches(container: Container, context: Context) -> list[Launch]:
         raise RefusalError(image.origin, f"the image cannot be known: {image.problem}")
     _refuse_other_images(image)
     _refuse_two_gpus(container)
+    if container.has_host_network:
+        for mapping in container.published:
+            text = "published ports mean nothing in the host's network: the container's count"
+            context.notebook.add(mapping.origin, codes.SETTING, text)
+        container.published.clear()
     inner = replace(
         context, origin=container.origin, names=(*container.names, *context.names),
         environment=container.environment, image=image, published=tuple(container.published),
@@ -127,16 +133,6 @@ def _refuse_two_gpus(container: Container) -> None:
     visible = container.environment.get("NVIDIA_VISIBLE_DEVICES")
     if visible is not None and _GPU_LIST.match(visible.text):
         raise RefusalError(visible.origin, f"it asks for several GPUs ({visible.text})")
-
-
-def published(text: str) -> Published | None:
-    """Return a short port mapping such as `8000`, `8011:8000` or `127.0.0.1:8011:8000/tcp`."""
-    text = text.partition("/")[0]
-    head, _, inside = text.rpartition(":")
-    host, _, outside = head.rpartition(":")
-    if not inside.isdigit() or (head and not outside.isdigit()):
-        return None
-    return Published(int(inside), host.strip("[]"), int(outside or inside))
 
 
 def mount(text: str) -> Mount | None:

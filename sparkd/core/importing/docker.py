@@ -5,7 +5,7 @@
 import posixpath
 from collections.abc import Mapping, Sequence
 
-from sparkd.core.importing import container, dot_env
+from sparkd.core.importing import container, dot_env, ports
 from sparkd.core.importing.container import Container
 from sparkd.core.importing.model import (
     Context,
@@ -123,12 +123,12 @@ def apply_options(
     described: Container, options: Sequence[tuple[str, Word]], context: Context
 ) -> None:
     """Take up the options that say what runs, with which variables, ports and mounts."""
+    described.environment |= _environment(options, context)
     for name, word in options:
-        if name in {"-e", "--env", "--env-file"}:
-            described.environment |= _variables(name, word, context)
-        elif name in {"-p", "--publish"}:
-            if mapping := container.published(word.text):
-                described.published.append(mapping)
+        if name in {"-p", "--publish"}:
+            described.published += ports.published(word)
+        elif name in {"--network", "--net"}:
+            described.has_host_network = word.text == "host"
         elif name in {"-v", "--volume", "--mount"}:
             if bind := _bind(name, word.text):
                 described.mounts.append(bind)
@@ -140,6 +140,15 @@ def apply_options(
             described.entrypoint = [word] if word.text else []
         elif name in {"-w", "--workdir"}:
             described.directory = word.text
+
+
+def _environment(options: Sequence[tuple[str, Word]], context: Context) -> dict[str, Word]:
+    environment: dict[str, Word] = {}
+    for wanted in ({"--env-file"}, {"-e", "--env"}):  # -e wins, wherever it stands
+        for name, word in options:
+            if name in wanted:
+                environment |= _variables(name, word, context)
+    return environment
 
 
 def _variables(name: str, word: Word, context: Context) -> dict[str, Word]:

@@ -54,11 +54,17 @@ class Refused(NamedTuple):
 
 
 class Published(NamedTuple):
-    """A container's port as the host sees it; `host` is empty for every address."""
+    """A container's port as the host sees it; `host` is empty for every address.
+
+    `port` is 0 when the host's port is chosen at each start. `problem` says why the mapping cannot
+    be known; then the other fields are of no use.
+    """
 
     container_port: int
     host: str
     port: int
+    origin: Origin
+    problem: str = ""
 
 
 class Mount(NamedTuple):

@@ -12,7 +12,15 @@ from sparkd.core import serve
 from sparkd.core.config import Config, ConfigErrors, EngineConfig, Source, load
 from sparkd.core.engine_environment import OWNED_VARIABLES, engine_environment
 from sparkd.core.importing import codes, toml_text, vllm_args
-from sparkd.core.importing.model import Launch, Mount, Notebook, Origin, RefusalError, Word
+from sparkd.core.importing.model import (
+    Launch,
+    Mount,
+    Notebook,
+    Origin,
+    Published,
+    RefusalError,
+    Word,
+)
 from sparkd.core.importing.vllm_args import ServeTable, ServeValue
 from sparkd.core.schema import ENGINE_NAME
 from sparkd.core.secrecy import contains_secret, is_secret_name
@@ -254,23 +262,40 @@ class _Builder:
         ]
         address, why = self._host(host)
         why_port = str(port.origin) if port else "vLLM's default"
-        for mapping in self.launch.published:
-            if mapping.container_port == number:
-                if mapping.port != number or mapping.host:
-                    self.notebook.add(
-                        self.launch.origin, codes.PUBLISHED,
-                        f"the container's port {number} is published as"
-                        f" {mapping.host or '*'}:{mapping.port}, which is what clients use",
-                    )  # fmt: skip
-                why_port = f"published; {number} inside the container"
-                number = mapping.port
-                address, why = mapping.host or address, "as published"
-                break
+        mapping = self._published(number)
+        if mapping is not None and mapping.port:
+            if mapping.port != number or mapping.host:
+                self.notebook.add(
+                    mapping.origin, codes.PUBLISHED,
+                    f"the container's port {number} is published as"
+                    f" {mapping.host or '*'}:{mapping.port}, which is what clients use",
+                )  # fmt: skip
+            why_port = f"published; {number} inside the container"
+            number = mapping.port
+        elif mapping is not None:
+            self.notebook.add(
+                mapping.origin, codes.PUBLISHED,
+                f"the container's port {number} is published under a number that is chosen at each"
+                f" start: {number} is proposed",
+            )  # fmt: skip
+        if mapping is not None:
+            address, why = mapping.host or address, "as published"
         if not port and not self.launch.published:
             self.notebook.add(
                 self.launch.origin, codes.VLLM_DEFAULT, "no --port: vLLM's default, 8000"
             )
         self.draft.top += [("host", address, why), ("port", number, why_port)]
+
+    def _published(self, number: int) -> Published | None:
+        """Return how the container's port `number` is published; None where it is not."""
+        for mapping in self.launch.published:
+            if not mapping.problem and mapping.container_port == number:
+                return mapping
+        for mapping in self.launch.published:
+            if mapping.problem:
+                reason = f"the published port cannot be known: {mapping.problem}"
+                raise RefusalError(mapping.origin, reason)
+        return None
 
     def _port(self, port: ServeValue | None) -> int:
         if port is None:

@@ -6,7 +6,7 @@ import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from sparkd.core.importing import codes, container, docker, dot_env, unit_words
+from sparkd.core.importing import codes, container, docker, dot_env, ports, unit_words
 from sparkd.core.importing.container import Container
 from sparkd.core.importing.model import (
     Context,
@@ -136,16 +136,16 @@ def _fill(unit: Unit, known: unit_words.Specifiers, described: Container, contex
     for setting in unit.all("Container", "Environment"):
         described.environment |= dict(unit_words.environment(setting, known))
     folder = posixpath.dirname(described.origin.source)
+    from_files: dict[str, Word] = {}
     for setting in unit.all("Container", "EnvironmentFile"):
         path = known.expand(setting.value, setting.origin).text
         word = Word(posixpath.normpath(posixpath.join(folder, path)), setting.origin)
-        from_file = dot_env.docker_env_file(word, context)
-        described.environment |= {
-            key: value for key, value in from_file.items() if key not in described.environment
-        }
+        from_files |= dot_env.docker_env_file(word, context)
+    described.environment = from_files | described.environment
     for setting in unit.all("Container", "PublishPort"):
-        if mapping := container.published(setting.value):
-            described.published.append(mapping)
+        described.published += ports.published(_port(known.expand(setting.value, setting.origin)))
+    for setting in unit.all("Container", "Network"):
+        described.has_host_network = setting.value == "host"
     for setting in unit.all("Container", "Volume"):
         if bind := container.mount(known.expand(setting.value, setting.origin).text):
             described.mounts.append(bind)
@@ -161,6 +161,11 @@ def _fill(unit: Unit, known: unit_words.Specifiers, described: Container, contex
         container.note_options(options, context, docker.SILENT)
     if (directory := unit.last("Container", "WorkingDir")) is not None:
         described.directory = directory.value
+
+
+def _port(word: Word) -> Word:
+    # systemd expands ${…} there, too, but from its own environment alone.
+    return word._replace(problem=f"{word.text} is not expanded here") if "$" in word.text else word
 
 
 def _secret(setting: Setting) -> Iterator[tuple[str, Word]]:
