@@ -113,20 +113,37 @@ def _from_file(path: Path) -> Iterator[Document]:
 
 def _unit_document(path: Path, name: str) -> Document:
     fragment = Fragment(str(path), _read_text(path))
-    folders = [path.with_name(f"{name}.d")]
-    if "@" in name:
-        prefix = name.partition("@")[0]
-        folders.insert(0, path.with_name(f"{prefix}@{path.suffix}.d"))
-    drop_ins = [
-        Fragment(str(file), _read_text(file))
+    folders = [path.with_name(f"{other}.d") for other in _drop_in_names(name, path.suffix)]
+    # Of two files of one name systemd takes the one for the more specific name.
+    files = {
+        file.name: file
         for folder in folders
         if folder.is_dir()
         for file in sorted(folder.glob("*.conf"))
-    ]
+    }
+    drop_ins = [Fragment(str(file), _read_text(file)) for file in files.values()]
     # A user unit, or a quadlet of a user.
     is_users = "/systemd/user/" in str(path) or "/.config/containers/systemd/" in str(path)
     owner = _owner(path) if is_users else ""
     return Document(fragment.path, fragment.text, name, tuple(drop_ins), owner)
+
+
+def _drop_in_names(name: str, suffix: str) -> Iterator[str]:
+    """Yield the names whose `.d` directories count for a unit, the least specific first.
+
+    systemd.unit(5): `a-b.service` also has `a-.service.d` and `service.d`.
+    """
+    stem = name.removesuffix(suffix)
+    prefix, at, instance = stem.partition("@")
+    yield suffix.removeprefix(".")
+    yield from (
+        f"{prefix[: index + 1]}{suffix}"
+        for index, letter in enumerate(prefix[:-1])
+        if letter == "-"
+    )
+    if at and instance:
+        yield f"{prefix}@{suffix}"
+    yield name
 
 
 def _owner(path: Path) -> str:

@@ -122,13 +122,26 @@ def test_drop_ins_stand_beside_the_unit(unit):
 
 def test_an_instance_is_read_from_its_template(tmp_path):
     (tmp_path / "vllm@.service").write_text(UNIT)
-    for folder in ("vllm@.service.d", "vllm@a.service.d"):
+    for folder, names in (("vllm@.service.d", "xy"), ("vllm@a.service.d", "xz")):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "x.conf").write_text("[Service]\n")
+        for name in names:
+            (tmp_path / folder / f"{name}.conf").write_text("[Service]\n")
     (document,) = documents(str(tmp_path / "vllm@a.service"))
     assert document.name == "vllm@a.service"
     assert document.path.endswith("/vllm@.service")
-    assert len(document.drop_ins) == 2
+    found = {Path(part.path).relative_to(tmp_path).as_posix() for part in document.drop_ins}
+    assert found == {"vllm@a.service.d/x.conf", "vllm@.service.d/y.conf", "vllm@a.service.d/z.conf"}
+
+
+def test_drop_ins_of_the_prefix_and_of_all_services_count(tmp_path):
+    unit = tmp_path / "vllm-a-b.service"
+    unit.write_text(UNIT)
+    for folder in ("service.d", "vllm-.service.d", "vllm-a-.service.d", "vllm.service.d"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{folder}.conf").write_text("[Service]\n")
+    (document,) = documents(str(unit))
+    found = [Path(part.path).parent.name for part in document.drop_ins]
+    assert found == ["service.d", "vllm-.service.d", "vllm-a-.service.d"]
 
 
 def test_a_template_yields_its_instances(tmp_path):

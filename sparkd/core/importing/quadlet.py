@@ -124,9 +124,10 @@ def _command(
 ) -> list[Word]:
     if setting is None:
         return []
-    words = [
-        known.expand(raw.text, setting.at(raw.offset)) for raw in unit_words.split(setting.value)
-    ]
+    raw_words = unit_words.split(setting.value)
+    if raw_words and raw_words[-1].is_open:
+        raise RefusalError(setting.origin, f"{setting.key}=: a quotation mark is never closed")
+    words = [known.expand(raw.text, setting.at(raw.offset)) for raw in raw_words]
     # The program is podman's; every word of Exec= is an argument of it and so is expanded.
     program = Word("podman", setting.origin)
     return unit_words.expand_variables([program, *words], lookup)[1:]
@@ -180,6 +181,12 @@ def _note_settings(unit: Unit, context: Context) -> None:
     for setting in unit.settings:
         if setting not in unit.all(setting.section, setting.key):
             continue
+        if not setting.key:
+            first = setting.value.split()[0][:40]
+            reason = (
+                f"the line that begins with `{first}` is no assignment: Podman refuses the file"
+            )
+            raise RefusalError(setting.origin, reason)
         key, value = setting.key, setting.value
         word = Word(value, setting.origin)
         if setting.section == "Container" and key == "AutoUpdate":

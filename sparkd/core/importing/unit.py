@@ -119,6 +119,8 @@ class _Reader:
         if self.owns and words[0].text.endswith("/with-credentials"):
             texts = [word.text for word in words]
             words = words[texts.index("--") + 1 :] if "--" in texts else words
+        if "@" in command.prefix:  # the second word is only what the process calls itself
+            words = [*words[:1], *words[2:]]
         if "-" in command.prefix:
             self.notebook.add(
                 words[0].origin, codes.SETTING, "the `-` of ExecStart=- (ignore failure) is dropped"
@@ -189,7 +191,7 @@ class _Reader:
     def _environment(self) -> dict[str, Word]:
         environment: dict[str, Word] = {}
         for setting in self.unit.all("Service", "Environment"):
-            environment |= dict(unit_words.environment(setting, self.known))
+            environment |= dict(unit_words.environment(setting, self.known, self._ignored))
         for setting in self.unit.all("Service", "EnvironmentFile"):
             environment |= self._environment_file(setting)
         for setting in self.unit.all("Service", "UnsetEnvironment"):
@@ -200,13 +202,21 @@ class _Reader:
     def _environment_file(self, setting: Setting) -> dict[str, Word]:
         word = self.known.expand(setting.value, setting.origin)
         path = word.text.removeprefix("-")
+        if not word.problem and not path.startswith("/"):
+            message = f"EnvironmentFile={path} is no absolute path: systemd ignores it"
+            self.notebook.add(setting.origin, codes.SETTING, message)
+            return {}
         text = None if word.problem else self.surroundings.read(path)
         if text is None:
             self.unread.append(path)
             reason = word.problem or f"{path} was not read: its variables are unknown here"
             self.notebook.add(setting.origin, codes.UNKNOWN_VALUE, reason)
             return {}
-        return dict(unit_words.environment_file(text, path))
+        return dict(unit_words.environment_file(text, path, self._ignored))
+
+    def _ignored(self, text: str, origin: Origin) -> None:
+        what = f"`{text[:40]}` is no name of a variable" if text else "a word without `=`"
+        self.notebook.add(origin, codes.SETTING, f"{what}: systemd ignores it")
 
     def _names(self) -> tuple[str, ...]:
         stem = self.unit.name.rpartition(".")[0]
@@ -368,6 +378,11 @@ def _leftover(setting: Setting) -> tuple[str, str] | None:
     key, value = setting.key, setting.value
     if key in _COVERED:
         return None
+    if not key:
+        return codes.SETTING, (
+            f"the line that begins with `{value.split()[0][:40]}` is no assignment: systemd ignores"
+            " it; does a backslash miss at the end of the one before?"
+        )
     shown = value if len(value) <= 60 else value[:59] + "…"
     if key.startswith(("Exec", "StartLimit")):
         code = codes.COMMAND if key.startswith("Exec") else codes.SETTING

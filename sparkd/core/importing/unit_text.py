@@ -41,7 +41,10 @@ class Setting:
 
 
 def parse(fragment: Fragment) -> list[Setting]:
-    """Return the settings of one file in order; what systemd would ignore is left out."""
+    """Return the settings of one file in order.
+
+    A line that is no assignment, which systemd ignores, has an empty key.
+    """
     settings: list[Setting] = []
     section = ""
     joined, starts, lines = "", [0], [0]
@@ -63,9 +66,9 @@ def parse(fragment: Fragment) -> list[Setting]:
             continue
         if joined.startswith("["):
             section = joined.strip(_BLANK)[1:-1]
-        elif "=" in joined:
+        elif joined.strip(_BLANK):
             settings.append(_setting(fragment.path, section, joined, starts, lines))
-    if continuing and "=" in joined:
+    if continuing and joined.strip(_BLANK):
         settings.append(_setting(fragment.path, section, joined, starts, lines))
     return settings
 
@@ -77,7 +80,9 @@ def _ends_in_backslash(text: str) -> bool:
 def _setting(
     path: str, section: str, joined: str, starts: Sequence[int], lines: Sequence[int]
 ) -> Setting:
-    key, _, rest = joined.partition("=")
+    key, equals, rest = joined.partition("=")
+    if not equals:
+        key, rest = "", joined
     value = rest.lstrip(_BLANK)
     skipped = len(joined) - len(value)
     return Setting(

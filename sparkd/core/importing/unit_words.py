@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sparkd.core.importing.model import Origin, Word
+from sparkd.core.importing.model import Origin, RefusalError, Word
 from sparkd.core.importing.unit_text import Setting
 
 _BLANK = " \t\n\r"
@@ -22,11 +22,15 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 class RawWord(NamedTuple):
-    """A word after unquoting and the offset at which it began; `bare` is its unquoted spelling."""
+    """A word after unquoting and the offset at which it began; `bare` is its unquoted spelling.
+
+    `is_open` marks a last word whose quotation mark is never closed.
+    """
 
     text: str
     offset: int
     bare: str
+    is_open: bool = False
 
 
 def split(value: str, *, unescape: bool = True) -> list[RawWord]:
@@ -38,12 +42,12 @@ def split(value: str, *, unescape: bool = True) -> list[RawWord]:
             index += 1
             continue
         start = index
-        text, index = _word(value, index, unescape=unescape)
-        words.append(RawWord(text, start, value[start:index]))
+        text, index, is_open = _word(value, index, unescape=unescape)
+        words.append(RawWord(text, start, value[start:index], is_open))
     return words
 
 
-def _word(value: str, index: int, *, unescape: bool) -> tuple[str, int]:
+def _word(value: str, index: int, *, unescape: bool) -> tuple[str, int, bool]:
     text: list[str] = []
     quote = ""
     while index < len(value):
@@ -64,7 +68,7 @@ def _word(value: str, index: int, *, unescape: bool) -> tuple[str, int]:
         else:
             text.append(character)
         index += 1
-    return "".join(text), index
+    return "".join(text), index, bool(quote)
 
 
 def _escape(value: str, index: int) -> tuple[str, int]:
@@ -150,11 +154,18 @@ class Command(NamedTuple):
 
 
 def commands(setting: Setting, known: Specifiers) -> Iterator[Command]:
-    """Yield the commands of an Exec setting, before variables are expanded."""
+    """Yield the commands of an Exec setting, before variables are expanded.
+
+    Raises:
+        RefusalError: a quotation mark is never closed, so systemd does not take the unit.
+    """
     current: list[Word] = []
     prefix = ""
     for raw in split(setting.value):
         origin = setting.at(raw.offset)
+        if raw.is_open:
+            reason = f"{setting.key}=: the quotation mark of {raw.bare[:40]} is never closed"
+            raise RefusalError(origin, reason)
         if raw.bare == ";":
             if current:
                 yield Command(tuple(current), prefix)
@@ -226,16 +237,29 @@ def _inline(word: Word, lookup: Lookup) -> Word:
     return Word("".join(parts), origin)
 
 
-def environment(setting: Setting, known: Specifiers) -> Iterator[tuple[str, Word]]:
+Ignored = Callable[[str, Origin], None]
+"""Told the name that systemd ignores, and where it stands; "" for what has no `=`.
+
+A text without a name may be a value, and so a secret.
+"""
+
+
+def environment(
+    setting: Setting, known: Specifiers, ignored: Ignored = lambda _text, _origin: None
+) -> Iterator[tuple[str, Word]]:
     """Yield the assignments of one `Environment=`; what systemd would ignore is left out."""
     for raw in split(setting.value):
         name, equals, _ = raw.text.partition("=")
-        if equals and _NAME.match(name):
+        if equals and _NAME.match(name) and not raw.is_open:
             word = known.expand(raw.text, setting.at(raw.offset))
             yield name, word._replace(text=word.text.partition("=")[2])
+        else:
+            ignored(name if equals else "", setting.at(raw.offset))
 
 
-def environment_file(text: str, path: str) -> Iterator[tuple[str, Word]]:
+def environment_file(
+    text: str, path: str, ignored: Ignored = lambda _text, _origin: None
+) -> Iterator[tuple[str, Word]]:
     """Yield the assignments of an `EnvironmentFile=`, by systemd's rules: nothing is expanded.
 
     A quotation mark quotes only where a value begins or after a quoted part; later in a value it is
@@ -252,12 +276,15 @@ def environment_file(text: str, path: str) -> Iterator[tuple[str, Word]]:
             end = _end_of_line(text, index)
             equals = text.find("=", index, end)
             if equals < 0:
+                ignored("", Origin(path, first))
                 index = end
             else:
                 value, index = _file_value(text, equals + 1)
                 name = text[start:equals].strip()
                 if _NAME.match(name):
                     yield name, Word(value, Origin(path, first))
+                else:
+                    ignored(name, Origin(path, first))
         line += text.count("\n", start, index)
 
 
