@@ -35,6 +35,9 @@ _OTHER_SERVERS: Mapping[str, str] = {
     "infinity_emb": "Infinity", "tabbyapi": "TabbyAPI", "exllama": "ExLlama",
 }  # fmt: skip
 
+# What stands in front of engines.
+_FRONTS: Mapping[str, str] = {"litellm": "LiteLLM, a proxy", "open-webui": "Open WebUI"}
+
 # Wrappers that change nothing about what is started, and their options that take a value.
 _WRAPPERS: Mapping[str, frozenset[str]] = {
     "exec": frozenset({"-a"}),
@@ -76,6 +79,8 @@ def follow(words: Sequence[Word], context: Context) -> list[Launch]:
         raise RefusalError(program.origin, f"the program cannot be known: {program.problem}")
     base = posixpath.basename(program.text)
     _refuse_others(words)
+    if base in _FRONTS:
+        raise NotAServerError(program.origin, f"this is {_FRONTS[base]}, not vLLM")
     if base == "vllm":
         return [_vllm(program, words[1:], context)]
     if _PYTHON.match(base):

@@ -3,12 +3,12 @@
 
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from sparkd.core.config import ConfigErrors, Source, load
-from sparkd.core.importing import codes, compose, proposal, quadlet, unit
+from sparkd.core.importing import codes, compose, pasted, proposal, quadlet, unit
 from sparkd.core.importing.command import follow_script
 from sparkd.core.importing.model import (
     Context,
@@ -30,6 +30,18 @@ _SECTION = re.compile(
 _COMMAND = re.compile(
     r"\s*(?:sudo\s+)?(?:\S*/)?(?:docker|podman|nerdctl|docker-compose|podman-compose|vllm)\s"
 )
+
+_HOLDS_TEXTS = frozenset({".sh", ".bash", ".md", ".markdown", ".py"})
+_NO_LAUNCH_FILE = "a {} file is no launch file that is known"
+_BY_SUFFIX = {
+    ".yml": "compose", ".yaml": "compose", ".md": "markdown", ".markdown": "markdown",
+    ".py": "a Python program is not run to see what it starts: import the `vllm serve` line that"
+    " it ends in",
+    **{suffix: _NO_LAUNCH_FILE.format(suffix) for suffix in (".json", ".toml", ".ini", ".conf")},
+}  # fmt: skip
+_TO_SCRIPT: Mapping[str, Callable[[str], str]] = {
+    "script": str, "markdown": pasted.markdown, "session": pasted.session,
+}  # fmt: skip
 
 
 class Document(NamedTuple):
@@ -108,8 +120,9 @@ def read(document: Document, surroundings: Surroundings, findings: Findings) -> 
         found = compose.read(document.text, document.path, context)
         findings.launches += found.launches
         findings.refused += found.refused
-    elif kind == "script":
-        _read_script(document, context, findings)
+    elif kind in _TO_SCRIPT:
+        script = document._replace(text=_TO_SCRIPT[kind](document.text))
+        _read_script(script, context, findings)
     else:
         findings.refused.append(Refused(document.path, kind))
 
@@ -119,7 +132,14 @@ def kind_of(document: Document) -> str:
     suffix = posixpath.splitext(document.path)[1]
     if document.is_command:
         return "script"
-    sections = set(_SECTION.findall(document.text))
+    # A script or a README may hold the text of a unit that it writes or shows.
+    is_other = document.text.startswith("#!") or suffix in _HOLDS_TEXTS
+    kind = "" if is_other else _by_sections(document.text, suffix)
+    return kind or _BY_SUFFIX.get(suffix) or _by_text(document.text)
+
+
+def _by_sections(text: str, suffix: str) -> str:
+    sections = set(_SECTION.findall(text))
     if "Timer" in sections or suffix == ".timer":
         return (
             "a timer starts no engine itself: import the service that it starts, and disable a"
@@ -131,20 +151,18 @@ def kind_of(document: Document) -> str:
         return "unit"
     if sections or suffix in {".kube", ".pod"}:
         return "this quadlet describes no container: import its .container files"
-    if suffix in {".yml", ".yaml"}:
-        return "compose"
-    if suffix == ".service":
-        return "it has no [Service] section"
-    if suffix in {".json", ".toml", ".py", ".ini", ".conf"}:
-        return f"a {suffix} file is no launch file that is known"
-    if "\0" in document.text[:4096]:
+    return "it has no [Service] section" if suffix == ".service" else ""
+
+
+def _by_text(text: str) -> str:
+    if "\0" in text[:4096]:
         return "it is a binary file"
-    first = document.text.lstrip()[:200].split("\n")[0]
+    first = text.lstrip()[:200].split("\n")[0]
     if first.startswith("#!") and not re.search(r"\b(?:ba|da|z|k)?sh\b", first):
         return f"its interpreter is no shell ({first}): an opaque wrapper"
-    if not document.text.strip():
+    if not text.strip():
         return "it is empty"
-    return "script"
+    return "session" if pasted.is_session(text) else "script"
 
 
 def is_command(text: str) -> bool:

@@ -164,6 +164,7 @@ class _Reader:
                     " sparkd's default"
                 )  # fmt: skip
                 return None, None
+            self._note_default_target()
             return Word("root", origin), "/root"
         word = self.known.expand(setting.value, setting.origin)
         if "%u" in setting.value:
@@ -172,6 +173,15 @@ class _Reader:
                 "User=%u is the user of the service manager, root, not the one that was meant",
             )  # fmt: skip
         return word, self.surroundings.home(word.text)
+
+    def _note_default_target(self) -> None:
+        for setting in self.unit.all("Install", "WantedBy"):
+            if "default.target" in setting.value.split():
+                self.notebook.add(
+                    setting.origin, codes.USER_UNKNOWN, "WantedBy=default.target is what user units"
+                    " have: if this is one, import it from ~/.config/systemd/user of its user; it"
+                    " is read as root's"
+                )  # fmt: skip
 
     def _single(self, key: str) -> Word | None:
         setting = self.unit.last("Service", key)
