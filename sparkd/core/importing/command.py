@@ -401,7 +401,7 @@ def follow_script(
             if _could_be_server(invocation) and not isinstance(error, NotAServerError):
                 refusals.append(error)
             else:
-                _report_command(invocation, context.notebook)
+                _report_command(invocation, context.notebook, source)
                 opaque += _opaque(invocation, error)
         else:
             for note in scratch.notes:
@@ -458,7 +458,11 @@ def _opaque(invocation: Invocation, error: RefusalError) -> list[RefusalError]:
     return []
 
 
-def _report_command(invocation: Invocation, notebook: Notebook) -> None:
+def _report_command(invocation: Invocation, notebook: Notebook, source: str) -> None:
+    if invocation.origin.source != source:
+        # What stands in a file that a script merely names is not shown: it may be any file.
+        notebook.add(invocation.origin, codes.COMMAND, "a command in it is not carried over")
+        return
     words = invocation.argv
     name = posixpath.basename(words[0].text) if words else ""
     if name in {"mkdir", "sleep", "clear", "date", "tput", "[", "[[", "test"}:

@@ -23,6 +23,7 @@ from sparkd.core.importing.model import (
     RefusalError,
     Word,
 )
+from sparkd.core.importing.yaml_errors import what_is_wrong
 
 _MAX_NODES = 20_000
 _SILENT = frozenset(
@@ -31,6 +32,7 @@ _SILENT = frozenset(
     " working_dir expose healthcheck".split()
 )
 
+_TAG = re.compile(r"tag:yaml\.org,2002:(?!python/)[a-z]+\Z")
 _CANONICAL = re.compile(r"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{0,14}[1-9])?\Z")
 _SCIENTIFIC = re.compile(r"[-+]?[0-9.]+[eE][-+]?[0-9]+\Z|0o[0-7]+\Z")
 
@@ -120,8 +122,7 @@ def _tree(text: str, path: str) -> Mapping[str, Node]:
         root = loader.get_single_node()
         tree = _convert(root, loader, path, _Budget()) if root is not None else None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        shown = " ".join(str(error).split())[:200]
-        raise RefusalError(Origin(path), f"it is not valid YAML: {shown}") from None
+        raise RefusalError(Origin(path), f"it is not valid YAML: {what_is_wrong(error)}") from None
     if isinstance(tree, dict) and "apiVersion" in tree:
         raise RefusalError(Origin(path), "this is a Kubernetes manifest, not a compose file")
     if not isinstance(tree, dict) or not isinstance(tree.get("services"), dict):
@@ -134,6 +135,9 @@ def _convert(node: yaml.Node, loader: yaml.SafeLoader, path: str, budget: _Budge
     budget.left -= 1
     if budget.left < 0:
         raise yaml.YAMLError("it is too large, or its aliases are")
+    if not _TAG.match(node.tag):
+        place = Origin(path, node.start_mark.line + 1)
+        raise RefusalError(place, f"the tag {node.tag} is not followed: write the value itself")
     if isinstance(node, yaml.MappingNode):
         _refuse_double_keys(node, path, budget)
         loader.flatten_mapping(node)
@@ -248,7 +252,14 @@ def _words(node: Node, expand: Callable[[Word], Word]) -> list[Word]:
     except ValueError as error:
         raise RefusalError(node.origin, f"the command cannot be split: {error}") from None
     # A text with a variable that nobody knows is still as written: only its word is unknown.
-    return [expand(word) for word in words] if node.problem else words
+    return [_expanded(word, node, expand) for word in words] if node.problem else words
+
+
+def _expanded(word: Word, node: Word, expand: Callable[[Word], Word]) -> Word:
+    expanded = expand(word)
+    # `${NAME:?a message of several words}` was cut at its blanks.
+    is_cut = bool(expanded.problem) and word.text.count("{") != word.text.count("}")
+    return expanded._replace(problem=node.problem) if is_cut else expanded
 
 
 def _names(node: Node) -> Iterator[str]:

@@ -36,7 +36,8 @@ class _Text(NamedTuple):
 def parse(text: str, path: str, notebook: Notebook, outer: Mapping[str, Word]) -> dict[str, Word]:
     """Return the variables of a `.env` file; values may use earlier ones and those of `outer`."""
     variables: dict[str, Word] = {}
-    for binding in parse_stream(cast("IO[str]", _Text(text))):
+    # Compose and Docker skip the byte order mark that some editors write.
+    for binding in parse_stream(cast("IO[str]", _Text(text.removeprefix("\ufeff")))):
         origin = Origin(path, binding.original.line)
         raw = binding.original.string.strip()
         if binding.error:
@@ -62,13 +63,16 @@ def docker_env_file(word: Word, context: Context) -> dict[str, Word]:
         context.notebook.add(word.origin, codes.UNKNOWN_VALUE, message)
         return {}
     variables: dict[str, Word] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
         stripped = line.lstrip()
         if not stripped or stripped.startswith("#"):
             continue
         key, equals, value = stripped.partition("=")
         origin = Origin(path, number)
-        if equals:
+        if not _NAME.fullmatch(key):
+            message = "this line begins with no name of a variable: Docker refuses the file"
+            context.notebook.add(origin, codes.UNKNOWN_VALUE, message)
+        elif equals:
             variables[key] = Word(value, origin)
         elif key in context.environment:
             variables[key] = context.environment[key]

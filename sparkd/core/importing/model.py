@@ -117,7 +117,8 @@ class Notebook:
 
     def add(self, origin: Origin, code: str, text: str) -> None:
         """Write one note."""
-        note = Note(origin.source, origin.line, without_secrets(text), code)
+        text = without_secrets(text).replace("\ufeff", "\\ufeff")
+        note = Note(origin.source, origin.line, text, code)
         if note not in self.notes:
             self.notes.append(note)
 

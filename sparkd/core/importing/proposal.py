@@ -295,6 +295,11 @@ class _Builder:
             if mapping.problem:
                 reason = f"the published port cannot be known: {mapping.problem}"
                 raise RefusalError(mapping.origin, reason)
+        if self.launch.published:
+            self.notebook.add(
+                self.launch.published[0].origin, codes.PUBLISHED,
+                f"the container's port {number}, on which vLLM listens, is not published",
+            )  # fmt: skip
         return None
 
     def _port(self, port: ServeValue | None) -> int:
@@ -437,7 +442,9 @@ class _Builder:
 
     def _variable(self, name: str, word: Word) -> None:
         if not _VARIABLE.match(name):
-            self.notebook.add(word.origin, codes.SETTING, f"{name} is no name of a variable")
+            self.notebook.add(
+                word.origin, codes.SETTING, "what is set here has no name of a variable"
+            )
         elif is_secret_name(name) or contains_secret(word.text):
             why = word.problem or "it stood in the environment"
             self._secret(name, word.origin, why)

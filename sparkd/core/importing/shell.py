@@ -132,6 +132,12 @@ class Shell:
             raise RefusalError(
                 self._at(error.line), f"cannot be read as a script: {error}"
             ) from None
+        if "\r\n" in text:
+            self.notebook.add(
+                Origin(self.source), codes.DERIVED, "its lines end in CR LF: a shell takes the CR"
+                " for a part of the last word, so the file does not run as it is; it is left out"
+                " here"
+            )  # fmt: skip
         was_conditional = False
         pipeline: list[Simple] = []
         for step in Cutter(tokens).steps():

@@ -314,7 +314,7 @@ class Lexer:
             while self.index < len(self.text):
                 end = self.text.find("\n", self.index)
                 raw = self._advance((end + 1 if end >= 0 else len(self.text)) - self.index)
-                content = raw.rstrip("\n")
+                content = raw.rstrip("\r\n")
                 if (content.lstrip("\t") if strips_tabs else content) == delimiter:
                     break
                 lines.append(raw)

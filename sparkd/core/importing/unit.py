@@ -84,7 +84,8 @@ class _Reader:
         place = Origin(self.source.fragment.path)
         starts = self.unit.all("Service", "ExecStart")
         if not starts:
-            raise NotAServerError(place, "it has no ExecStart=, so it starts nothing")
+            raise self._without_start(place)
+        self._refuse_several(starts)
         if not self.owns:
             self._note_settings()
         user, home = self._user()
@@ -107,6 +108,24 @@ class _Reader:
             raise refusal or NotAServerError(place, "it starts no vLLM server")
         self._check_template(starts)
         return [self._complete(launch) for launch in found]
+
+    def _without_start(self, place: Origin) -> NotAServerError:
+        for setting in self.unit.settings:
+            if setting.key.lower() == "execstart" and setting.value:
+                reason = f"{setting.key}= in [{setting.section}] is not ExecStart= in [Service]"
+                return NotAServerError(setting.origin, f"{reason}: systemd ignores it")
+        return NotAServerError(place, "it has no ExecStart=, so it starts nothing")
+
+    def _refuse_several(self, starts: Sequence[Setting]) -> None:
+        kind = self.unit.last("Service", "Type")
+        places = [s.origin for s in starts for _ in unit_words.commands(s, self.known)]
+        if len(places) > 1 and (kind is None or kind.value != "oneshot"):
+            lines = ", ".join(str(place.line) for place in places)
+            raise RefusalError(
+                places[1], f"it has several commands in ExecStart= (lines {lines}), which systemd"
+                " allows only with Type=oneshot: write an empty ExecStart= before the one that"
+                " replaces the others"
+            )  # fmt: skip
 
     def _follow(self, command: unit_words.Command, context: Context) -> list[Launch]:
         if ":" in command.prefix:
@@ -225,7 +244,9 @@ class _Reader:
         return dict(unit_words.environment_file(text, path, self._ignored))
 
     def _ignored(self, text: str, origin: Origin) -> None:
-        what = f"`{text[:40]}` is no name of a variable" if text else "a word without `=`"
+        what = (
+            f"`{ascii(text[:40])[1:-1]}` is no name of a variable" if text else "a word without `=`"
+        )
         self.notebook.add(origin, codes.SETTING, f"{what}: systemd ignores it")
 
     def _names(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import yaml
 
 from sparkd.core.importing import codes, vllm_flags
 from sparkd.core.importing.model import Notebook, Origin, RefusalError, Word
+from sparkd.core.importing.yaml_errors import what_is_wrong
 
 _INTEGER = re.compile(r"(?:0|-?[1-9][0-9]{0,17})\Z")
 _DECIMAL = re.compile(r"-?[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?\Z")
@@ -23,6 +24,7 @@ _PLACEHOLDER = re.compile(
 )
 
 _UNEXPANDED = re.compile(r"\$\{[A-Za-z_][^}]*\}")
+_FLAG_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]*\Z")
 _SECRET_FLAGS = frozenset({"--api-key", "--api_key", "--hf-token", "--hf_token"})
 
 
@@ -114,6 +116,9 @@ def _flags(arguments: Sequence[Word], table: ServeTable, *, exact: bool) -> list
         table.model, index = arguments[0], 1
     while index < len(arguments):
         word = arguments[index]
+        if not word.text.startswith("-"):
+            reason = f"vLLM refuses {word.text!a} after {arguments[index - 1].text!a}"
+            raise RefusalError(word.origin, reason)
         name, value = _name(word)
         index += 1
         first = index
@@ -199,7 +204,7 @@ def _with_config_file(
     text = read_file(path)
     if text is None:
         raise RefusalError(flag.origin, f"--config names {path}, which cannot be read")
-    from_file = _config_flags(text, path, flag.origin)
+    from_file = _config_flags(text, path, flag.origin, notebook)
     notebook.add(flag.origin, codes.DERIVED, f"the flags in {path} are written out in [serve]")
     rest: list[Flag] = []
     given = {other.name for other in flags}
@@ -215,15 +220,22 @@ def _with_config_file(
     return rest + [other for other in flags if other.name != "config"]
 
 
-def _config_flags(text: str, path: str, origin: Origin) -> list[Flag]:
+def _config_flags(text: str, path: str, origin: Origin, notebook: Notebook) -> list[Flag]:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         content = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise RefusalError(origin, f"{path} is not valid YAML: {_one_line(error)}") from None
+        raise RefusalError(origin, f"{path} is not valid YAML: {what_is_wrong(error)}") from None
     if not isinstance(content, dict) or not isinstance(node, yaml.MappingNode):
         raise RefusalError(origin, f"{path} is no table of flags")
-    lines = {str(key.value): key.start_mark.line + 1 for key, _ in node.value}
+    lines: dict[str, int] = {}
+    for key, _ in node.value:
+        place = Origin(path, key.start_mark.line + 1)
+        if not _FLAG_NAME.match(str(key.value)):
+            raise RefusalError(origin, f"line {place.line} of {path} is no flag of vLLM")
+        if key.value in lines:
+            notebook.add(place, codes.REPEATED, f"{key.value} stands twice: the last one counts")
+        lines[key.value] = place.line
     flags: list[Flag] = []
     for key, value in content.items():
         place = Origin(path, lines.get(str(key), 0))
@@ -241,10 +253,6 @@ def _config_flags(text: str, path: str, origin: Origin) -> list[Flag]:
             item = json.dumps(value) if isinstance(value, dict) else str(value)
             flags.append(Flag(name, (Word(item, place),), False, place))
     return flags
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def _join_dotted(flags: list[Flag], notebook: Notebook) -> list[Flag]:

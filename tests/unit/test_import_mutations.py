@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launch files as editors and people spoil them: nothing is guessed, shown or run."""
+
+import json
+
+import pytest
+from test_import_fixtures import FIXTURES, archive, run
+
+from sparkd.cli.import_ import as_json
+
+REAL = [path for path in FIXTURES if path.stem.startswith("spark-")]
+
+
+def outcome(files, expectations):
+    result = as_json(run(files, expectations))
+    engines = [(e["name"], e["argv"], e["environment"]) for e in result["engines"]]
+    return engines, [refused["reason"] for refused in result["refused"]], result["notes"]
+
+
+@pytest.mark.parametrize("fixture", REAL, ids=lambda path: path.stem)
+def test_line_ends_of_another_system_change_no_engine(fixture):
+    files, expectations = archive(fixture.read_text(encoding="utf-8"))
+    engines, reasons, _ = outcome(files, expectations)
+    spoilt = {path: text.replace("\n", "\r\n") for path, text in files.items()}
+    again, reasons_again, notes = outcome(spoilt, expectations)
+    assert again == engines
+    assert reasons_again == reasons
+    marked = {note["source"] for note in notes if "CR LF" in note["text"]}
+    scripts = {path for path, text in files.items() if text.startswith("#!")}
+    read = {path for path in scripts if not path.endswith(".py")}
+    assert read <= marked
+
+
+@pytest.mark.parametrize("fixture", REAL, ids=lambda path: path.stem)
+def test_a_byte_order_mark_changes_no_engine_or_ends_it(fixture):
+    files, expectations = archive(fixture.read_text(encoding="utf-8"))
+    engines, _, _ = outcome(files, expectations)
+    for path in files:
+        again, reasons, notes = outcome({**files, path: "\ufeff" + files[path]}, expectations)
+        if again != engines:  # systemd and shells take it for a part of the first word
+            assert reasons or any("\\ufeff" in note["text"] for note in notes), path
+
+
+TAKEN = "/opt/v/bin/vllm serve Qwen/a --port 8001"
+QUADLET = "[Container]\nImage=vllm/vllm-openai:x\nExec=--model m\n"
+COMPOSE = "services:\n  llm:\n    image: vllm/vllm-openai:v0.11.2\n    command: "
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "reason"),
+    [
+        ("/s/a.sh", "vllm serve Qwen/a \u2013port 8001\n", "vLLM refuses '\\u2013port' after"),
+        ("/s/a.sh", "vllm serve Qwen/a\u00a0--port 8001\n", "'8001' after 'Qwen/a\\xa0--port'"),
+        ("/s/a.sh", 'vllm serve Qwen/a --port "8001\n', 'quotation mark " is never closed'),
+        ("/s/a.sh", "vllm serve Qwen/a \\ \n --port 8001\n", "a single blank"),
+        ("/s/a.sh", "vllm serve Qwen/a --port 8001\0\n", "binary"),
+        ("/s/a.sh", "vllm serve $MODEL\n", "$MODEL is set by nothing"),
+        ("/s/a.service", f"[Service]\nExecstart={TAKEN}\n", "line 2: Execstart= in [Service]"),
+        ("/s/a.service", f"[Unit]\nExecStart={TAKEN}\n[Service]\n", "ExecStart= in [Unit] is not"),
+        ("/s/a.service", f"ExecStart={TAKEN}\n", "no [Service] section"),
+        ("/s/a.service", f"[Service]\nExecStart={TAKEN}\nExecStart={TAKEN}\n", "(lines 2, 3)"),
+        ("/s/compose.yml", f"{COMPOSE}--model m\n\tports: [1]\n", "line 5"),
+        ("/s/compose.yml", f"{COMPOSE}--model m\n    command: x\n", "line 5: the key command"),
+        ("/s/compose.yml", f"{COMPOSE}!!python/name:os.system x\n", "line 4: the tag"),
+        ("/s/compose.yml", f"{COMPOSE}--model ${{M:?set M first}}\n", "$M is set neither in .env"),
+        ("/s/compose.yml", f"{COMPOSE}--model m\n---\nservices: {{}}\n", "another document"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_with_its_place(path, text, reason):
+    engines, reasons, _ = outcome({path: text}, [f"source {path}"])
+    assert engines == []
+    assert len(reasons) == 1
+    assert reason in reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("/s/a.sh", "vllm serve --config /etc/shadow\n"),
+        ("/s/a.sh", ". /etc/shadow\nvllm serve Qwen/a\n"),
+        ("/s/a.sh", "docker run --env-file /etc/shadow vllm/vllm-openai:x --model m\n"),
+        ("/s/a.service", f"[Service]\nEnvironmentFile=/etc/shadow\nExecStart={TAKEN}\n"),
+        ("/s/compose.yml", f"{COMPOSE}--model m\n    env_file: /etc/shadow\n"),
+        ("/s/a.container", f"{QUADLET}EnvironmentFile=/etc/shadow\n"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "shadow",
+    ["root:$y$j9T$Cv0kq/Canary:20000::::\n", "root:Canary: x: y\n", "- Canary\n", "Canary:x\n"],
+)
+def test_a_file_that_a_source_merely_names_is_not_shown(path, text, shadow):
+    """Root imports what others wrote, and passes the report on."""
+    plan = run({path: text, "/etc/shadow": shadow}, [f"source {path}"])
+    assert "Canary" not in json.dumps(as_json(plan))
+
+
+def test_nothing_is_executed(tmp_path):
+    mark = tmp_path / "mark"
+    touch = f"touch {mark}"
+    hostile = {
+        "/s/a.sh": f"$({touch})\n`{touch}`\n{touch}\nX=$({touch}) vllm serve m --a $(({touch}))\n",
+        "/s/b.sh": f"source <({touch})\neval '{touch}'\nvllm serve m \"${{A[$({touch})]}}\"\n",
+        "/s/c.sh": f". /s/c.env\nvllm serve --config /s/c.yaml --seed ${{S:-$({touch})}}\n",
+        "/s/c.env": f"S=$({touch})\n",
+        "/s/c.yaml": f'model: !!python/object/apply:os.system ["{touch}"]\n',
+        "/s/d.service": f"[Service]\nExecStartPre=/bin/sh -c '{touch}'\nExecStart=/bin/sh -c"
+                        f" '{touch}; exec vllm serve m --x $({touch})'\n",
+        "/s/compose.yml": f'{COMPOSE}!!python/object/apply:os.system ["{touch}"]\n',
+    }  # fmt: skip
+    sources = [f"source {path}" for path in hostile if not path.endswith((".env", ".yaml"))]
+    plan = run(hostile, sources)
+    assert not mark.exists()
+    assert not any(str(mark) in word for engine in plan.engines for word in engine.argv)
