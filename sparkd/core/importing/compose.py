@@ -3,15 +3,20 @@
 """Compose files: one engine for each vLLM service, the others are listed and left alone."""
 
 import posixpath
-import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
-import yaml
-
-from sparkd.core.importing import codes, container, docker, dot_env, ports
+from sparkd.core.importing import (
+    codes,
+    compose_merge,
+    compose_tree,
+    container,
+    docker,
+    dot_env,
+    ports,
+)
+from sparkd.core.importing.compose_tree import Key, Node, OddNumber, place_of
 from sparkd.core.importing.container import Container
 from sparkd.core.importing.model import (
     Context,
@@ -23,52 +28,19 @@ from sparkd.core.importing.model import (
     RefusalError,
     Word,
 )
-from sparkd.core.importing.yaml_errors import what_is_wrong
 
-_MAX_NODES = 20_000
 _SILENT = frozenset(
     "image command entrypoint environment env_file ports container_name deploy gpus runtime"
     " depends_on labels ipc network_mode networks stdin_open tty init logging hostname"
     " working_dir expose healthcheck".split()
 )
 
-_TAG = re.compile(r"tag:yaml\.org,2002:(?!python/)[a-z]+\Z")
-_CANONICAL = re.compile(r"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{0,14}[1-9])?\Z")
-_SCIENTIFIC = re.compile(r"[-+]?[0-9.]+[eE][-+]?[0-9]+\Z|0o[0-7]+\Z")
-
-# A node of the file: Word for a scalar, None for null, dict and list for the others.
-Node = Any
-
-
-@dataclass(slots=True)
-class _Budget:
-    """Bounds what aliases can blow up to; `seen` are the tables that have been looked at."""
-
-    left: int = _MAX_NODES
-    seen: set[int] = field(default_factory=set)
-
-
-class Key(str):
-    """A key of a table and the line at which it stands."""
-
-    __slots__ = ("line",)
-    line: int
-
-    def __new__(cls, text: str, line: int) -> "Key":
-        """Return the key."""
-        key = super().__new__(cls, text)
-        key.line = line
-        return key
-
-
-class OddNumber(Word):
-    """An unquoted number such as 12.0 or 010, which a YAML reader turns into another text."""
-
 
 def read(
     text: str, path: str, context: Context, *, only: str | None = None,
     wanted: set[str] | None = None, command: Sequence[Word] | None = None,
     options: Sequence[tuple[str, Word]] = (), env_files: Sequence[str] = (),
+    is_alone: bool = False,
 ) -> Findings:  # fmt: skip
     """Return the engines of a compose file.
 
@@ -81,21 +53,26 @@ def read(
         command: replaces the service's command.
         options: those of `compose run`.
         env_files: the `--env-file` options, instead of `.env`.
+        is_alone: no override file beside it counts, since it was named with `-f`.
     """
     findings = Findings(notebook=context.notebook)
     try:
-        tree = _tree(text, path)
+        project = compose_tree.parse(text, path)
+        if not is_alone:
+            project = compose_merge.with_override(project, path, context)
     except RefusalError as error:
         findings.refuse(error)
         return findings
-    _note_top(tree, path, context)
+    _note_top(project, context)
     folder = posixpath.dirname(path)
     variables = _project_variables(folder, context, env_files)
-    for name, service in tree["services"].items():
+    services = project["services"]
+    for name in services:
         if (only is not None and name != only) or (wanted is not None and name not in wanted):
             continue
-        origin = Origin(path, _line(name))
+        origin = place_of(name)
         try:
+            service = compose_merge.extended(name, services, path, context)
             tree = _interpolated(service, variables, context)
             described = _describe(name, tree, folder, origin, variables, context)
             if only is not None:
@@ -113,68 +90,6 @@ def read(
         reason = "no service of it is a vLLM engine"
         findings.refuse(NotAServerError(Origin(path), reason))
     return findings
-
-
-def _tree(text: str, path: str) -> Mapping[str, Node]:
-    """Return the file, whose `services` is a table."""
-    try:
-        loader = yaml.SafeLoader(text)
-        root = loader.get_single_node()
-        tree = _convert(root, loader, path, _Budget()) if root is not None else None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise RefusalError(Origin(path), f"it is not valid YAML: {what_is_wrong(error)}") from None
-    if isinstance(tree, dict) and "apiVersion" in tree:
-        raise RefusalError(Origin(path), "this is a Kubernetes manifest, not a compose file")
-    if not isinstance(tree, dict) or not isinstance(tree.get("services"), dict):
-        raise RefusalError(Origin(path), "it has no `services`, so it is no compose file")
-    return tree
-
-
-def _convert(node: yaml.Node, loader: yaml.SafeLoader, path: str, budget: _Budget) -> Node:
-    """Return a node with the line of every scalar; aliases and YAML 1.1 merge keys are followed."""
-    budget.left -= 1
-    if budget.left < 0:
-        raise yaml.YAMLError("it is too large, or its aliases are")
-    if not _TAG.match(node.tag):
-        place = Origin(path, node.start_mark.line + 1)
-        raise RefusalError(place, f"the tag {node.tag} is not followed: write the value itself")
-    if isinstance(node, yaml.MappingNode):
-        _refuse_double_keys(node, path, budget)
-        loader.flatten_mapping(node)
-        return {
-            Key(str(key.value), key.start_mark.line + 1): _convert(value, loader, path, budget)
-            for key, value in node.value
-        }
-    if isinstance(node, yaml.SequenceNode):
-        return [_convert(item, loader, path, budget) for item in node.value]
-    if node.tag == "tag:yaml.org,2002:null":
-        return None
-    word = Word(node.value, Origin(path, node.start_mark.line + 1))
-    is_number = node.tag in {
-        "tag:yaml.org,2002:int",
-        "tag:yaml.org,2002:float",
-    } or _SCIENTIFIC.match(node.value)
-    if is_number and node.style is None and not _CANONICAL.match(node.value):
-        return OddNumber(*word)
-    return word
-
-
-def _refuse_double_keys(node: yaml.MappingNode, path: str, budget: _Budget) -> None:
-    # A merge writes the merged keys into the node: an alias to it shows them a second time.
-    if id(node) in budget.seen:
-        return
-    budget.seen.add(id(node))
-    lines: dict[str, int] = {}
-    for key, _ in node.value:
-        line = key.start_mark.line + 1
-        if isinstance(key, yaml.ScalarNode) and key.value in lines:
-            first = lines[key.value]
-            raise RefusalError(
-                Origin(path, line),
-                f"the key {key.value} stands twice (first at line {first}), which Compose refuses:"
-                " remove one",
-            )  # fmt: skip
-        lines[str(key.value)] = line
 
 
 def _project_variables(folder: str, context: Context, env_files: Sequence[str]) -> dict[str, Word]:
@@ -204,10 +119,6 @@ def _describe(
 ) -> Container:  # fmt: skip
     if not isinstance(service, dict):
         raise RefusalError(origin, f"the service {name} is no table")
-    if "extends" in service:
-        raise RefusalError(
-            origin, "it extends another service: give the output of `docker compose config`"
-        )
     described = Container(origin, names=[name])
     if isinstance(container_name := service.get("container_name"), Word):
         described.names.append(container_name.text)
@@ -230,7 +141,7 @@ def _describe(
     described.gpus = list(_gpus(service))
     if isinstance(directory := service.get("working_dir"), Word):
         described.directory = directory.text
-    _note_rest(service, origin, context)
+    _note_rest(service, context)
     return described
 
 
@@ -296,7 +207,7 @@ def _environment(
             environment[key] = variables[key]
         else:
             problem = f"{key} is taken from the caller's environment"
-            environment[key] = Word("", Origin(path, _line(key)), problem)
+            environment[key] = Word("", place_of(key), problem)
     return environment
 
 
@@ -308,7 +219,7 @@ def _pairs(node: Node) -> Iterator[tuple[str, Node]]:
     for item in _as_list(node):
         if isinstance(item, Word):
             key, equals, value = item.text.partition("=")
-            yield Key(key, item.origin.line), item._replace(text=value) if equals else None
+            yield Key(key, item.origin), item._replace(text=value) if equals else None
 
 
 def _as_list(node: Node) -> list[Node]:
@@ -365,24 +276,20 @@ def _gpus(service: Mapping[str, Node]) -> Iterator[Word]:
             yield ids[0]._replace(text="device=" + ",".join(word.text for word in ids))
 
 
-def _line(key: str) -> int:
-    return key.line if isinstance(key, Key) else 0
-
-
-def _note_top(tree: Mapping[str, Node], path: str, context: Context) -> None:
+def _note_top(tree: Mapping[str, Node], context: Context) -> None:
     for key in (key for key in tree if key == "include"):
         context.notebook.add(
-            Origin(path, _line(key)), codes.SETTING, "the files that `include` names are"
+            place_of(key), codes.SETTING, "the files that `include` names are"
             " not read: give the output of `docker compose config`"
         )  # fmt: skip
 
 
-def _note_rest(service: Mapping[str, Node], origin: Origin, context: Context) -> None:
+def _note_rest(service: Mapping[str, Node], context: Context) -> None:
     rest: list[tuple[str, Word]] = []
     for key, node in service.items():
         if key in _SILENT or key.startswith("x-"):
             continue
-        place = Origin(origin.source, _line(key))
+        place = place_of(key)
         if key == "profiles":
             shown = ", ".join(item.text for item in _as_list(node) if isinstance(item, Word))
             text = f"profiles {shown}: Compose starts it only when asked to, sparkd with the others"

@@ -208,13 +208,14 @@ def _compose(words: list[Word], context: Context) -> list[Launch]:
         service, command = rest[0], rest[1:]
         findings = compose.read(
             text, path, context, only=service.text, command=command or None, options=options,
-            env_files=[word.text for word in env_files],
+            env_files=[word.text for word in env_files], is_alone=bool(files),
         )  # fmt: skip
     else:
         named = {word.text for word in words[1:] if not word.text.startswith("-")}
         findings = compose.read(
-            text, path, context, wanted=named or None, env_files=[word.text for word in env_files]
-        )
+            text, path, context, wanted=named or None, is_alone=bool(files),
+            env_files=[word.text for word in env_files],
+        )  # fmt: skip
     if not findings.launches:
         reason = findings.refused[0].reason if findings.refused else "no service of it is vLLM"
         raise RefusalError(context.origin, f"{path}: {reason}")
