@@ -111,7 +111,7 @@ def _launch(
         origin=context.origin, names=context.names, program=program, arguments=tuple(arguments),
         environment=context.environment, venv=venv, user=context.user, group=context.group,
         image=context.image, directory=context.directory, published=context.published,
-        mounts=context.mounts,
+        mounts=context.mounts, written=context.written,
     )  # fmt: skip
 
 
@@ -393,6 +393,7 @@ def follow_script(
             context, origin=invocation.origin, environment=invocation.environment,
             venv=invocation.venv,
             directory=invocation.directory, depth=context.depth + 1, search_path="",
+            written=context.written | shell.written,
         )  # fmt: skip
         scratch = Notebook()
         try:

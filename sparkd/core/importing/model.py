@@ -130,6 +130,7 @@ class Launch:
     `arguments` are those of `vllm serve`. `program` is what was to be executed, as written.
     `exact` marks a unit that sparkd wrote: its arguments are taken back letter by letter.
     `settings` are further keys of engines.d (`ready.budget`, …) that the source states.
+    `written` are files that the source itself writes before it starts the server.
     `unit` is the name of the system unit that starts it today, if one does.
     """
 
@@ -148,6 +149,7 @@ class Launch:
     published: tuple[Published, ...] = ()
     mounts: tuple[Mount, ...] = ()
     settings: Mapping[str, tuple[object, Origin]] = field(default_factory=dict)
+    written: frozenset[str] = frozenset()
     exact: bool = False
 
 
@@ -189,3 +191,4 @@ class Context:
     image: Word | None = None
     published: tuple[Published, ...] = ()
     mounts: tuple[Mount, ...] = ()
+    written: frozenset[str] = frozenset()

@@ -130,6 +130,9 @@ def read_arguments(
     def from_here(path: str) -> str | None:
         if not path.startswith("/") and launch.directory:
             path = posixpath.normpath(posixpath.join(launch.directory, path))
+        if path in launch.written:
+            reason = f"the script itself writes {path}: write its lines as flags"
+            raise RefusalError(launch.origin, reason)
         return read_file(path)
 
     inside = launch.image is not None and not launch.mounts

@@ -104,6 +104,8 @@ class Shell:
     first_line: int = 1
     venv: Word | None = None
     invocations: list[Invocation] = field(default_factory=list)
+    # The files that the script itself writes: what stands in them today does not count.
+    written: set[str] = field(default_factory=set)
     _conda: str = ""
     _exports_all: bool = False
     _blocks: list[str] = field(default_factory=list)
@@ -202,6 +204,8 @@ class Shell:
     def _pipeline(self, pipeline: Sequence[Simple], *, after_condition: bool) -> bool:
         """Follow one pipeline; return whether what `&&` joins to it is conditional."""
         first = pipeline[0]
+        for word in (word for simple in pipeline for word in simple.writes_to):
+            self.written |= {join(self.directory, target.text) for target in self.expand(word)}
         joined = first.joined_by
         conditional = self._is_inside() or joined == "||" or (joined == "&&" and after_condition)
         piped_into = ""
@@ -476,6 +480,9 @@ class Shell:
             return
         path = join(self.directory, word.text)
         if conditional and path.endswith(_HARMLESS_FILES):
+            return
+        if path in self.written:
+            self._forget_all(line, f"source {word.text}, which the script itself writes")
             return
         if path.endswith("/bin/activate"):
             self.venv = Word(path.removesuffix("/bin/activate"), origin)

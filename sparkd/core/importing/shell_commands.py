@@ -35,6 +35,7 @@ class Simple:
     tokens: list[Token] = field(default_factory=list)
     joined_by: str = ""
     redirected: bool = False
+    writes_to: list[ShellWord] = field(default_factory=list)
     ended_by: str = ""
 
 
@@ -96,6 +97,9 @@ class Cutter:
     def _operator(self, token: Operator) -> Iterator[Step]:
         if token.text in _REDIRECTIONS:
             self._current.redirected = True
+            following = self._following()
+            if ">" in token.text and isinstance(following, ShellWord):
+                self._current.writes_to.append(following)
             self._index += isinstance(self._following(), (ShellWord, Assignment))
         elif token.text == "(":
             yield from self._opening_bracket()
