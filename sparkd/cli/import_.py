@@ -36,8 +36,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "sources", nargs="*", metavar="SOURCE",
-        help="a unit file or the name of a unit, a compose file, a quadlet, a launch script, or a"
-        " quoted `docker run …` line; - reads one such text from standard input",
+        help="a unit file or the name of a unit, a compose file, a quadlet, a launch script, a"
+        " README, or a quoted `docker run …` line; - reads one such text from standard input",
     )  # fmt: skip
     parser.add_argument("--write", action="store_true", help="write the files that can be applied")
     parser.add_argument(

@@ -78,6 +78,11 @@ def test_what_is_wrong_is_said_with_its_place(path, text, reason):
     [
         ("/s/a.sh", "vllm serve --config /etc/shadow\n"),
         ("/s/a.sh", ". /etc/shadow\nvllm serve Qwen/a\n"),
+        ("/s/a.sh", "if x; then . /etc/shadow; fi\nvllm serve Qwen/a\n"),
+        ("/s/a.sh", "exec bash /etc/shadow\n"),
+        ("/s/a.service", "[Service]\nExecStart=/bin/bash /etc/shadow\n"),
+        ("/s/a.service", "[Service]\nExecStart=/etc/shadow serve\n"),
+        ("/s/a.sh", "docker compose -f /etc/shadow up\n"),
         ("/s/a.sh", "docker run --env-file /etc/shadow vllm/vllm-openai:x --model m\n"),
         ("/s/a.service", f"[Service]\nEnvironmentFile=/etc/shadow\nExecStart={TAKEN}\n"),
         ("/s/compose.yml", f"{COMPOSE}--model m\n    env_file: /etc/shadow\n"),

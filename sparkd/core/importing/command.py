@@ -402,7 +402,10 @@ def follow_script(
             if _could_be_server(invocation) and not isinstance(error, NotAServerError):
                 refusals.append(error)
             else:
-                _report_command(invocation, context.notebook, source)
+                is_shown = invocation.origin.source == source and (
+                    source == context.origin.source or _is_script(text, source)
+                )
+                _report_command(invocation, context.notebook, is_shown=is_shown)
                 opaque += _opaque(invocation, error)
         else:
             for note in scratch.notes:
@@ -459,8 +462,12 @@ def _opaque(invocation: Invocation, error: RefusalError) -> list[RefusalError]:
     return []
 
 
-def _report_command(invocation: Invocation, notebook: Notebook, source: str) -> None:
-    if invocation.origin.source != source:
+def _is_script(text: str, source: str) -> bool:
+    return text.startswith("#!") or source.endswith((".sh", ".bash"))
+
+
+def _report_command(invocation: Invocation, notebook: Notebook, *, is_shown: bool) -> None:
+    if not is_shown:
         # What stands in a file that a script merely names is not shown: it may be any file.
         notebook.add(invocation.origin, codes.COMMAND, "a command in it is not carried over")
         return
