@@ -217,8 +217,9 @@ def _propose_all(
     for launch, table, name in ready:
         try:
             proposed = proposal.propose(
-                launch, table, name, findings.notebook, order=orders.get(name), venv=venv
-            )
+                launch, table, name, findings.notebook, order=orders.get(name), venv=venv,
+                matching=surroundings.matching,
+            )  # fmt: skip
         except RefusalError as error:
             findings.refuse(error, name)
             continue

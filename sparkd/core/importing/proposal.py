@@ -21,6 +21,7 @@ from sparkd.core.importing.model import (
     RefusalError,
     Word,
 )
+from sparkd.core.importing.relative_paths import Matching, anchored
 from sparkd.core.importing.vllm_args import ServeTable, ServeValue
 from sparkd.core.schema import ENGINE_NAME
 from sparkd.core.secrecy import contains_secret, is_secret_name
@@ -175,7 +176,7 @@ def _refuse_parallel(launch: Launch, table: ServeTable) -> None:
 
 def propose(
     launch: Launch, table: ServeTable, name: str, notebook: Notebook, *,
-    order: tuple[int, str] | None, venv: str | None,
+    order: tuple[int, str] | None, venv: str | None, matching: Matching,
 ) -> Proposal:  # fmt: skip
     """Return the proposal for one launch.
 
@@ -186,11 +187,12 @@ def propose(
         notebook: where notes go.
         order: the order of starting and why; None leaves sparkd's default.
         venv: the Python environment for an engine whose source does not name one on this host.
+        matching: finds files by a pattern, to know a relative path from a name.
 
     Raises:
         RefusalError: something cannot be carried over without changing what is started.
     """
-    builder = _Builder(launch, table, name, notebook, venv)
+    builder = _Builder(launch, table, name, notebook, venv, matching)
     return builder.build(order)
 
 
@@ -198,12 +200,14 @@ class _Builder:
     """Fills the sections of one file."""
 
     def __init__(
-        self, launch: Launch, table: ServeTable, name: str, notebook: Notebook, venv: str | None
-    ) -> None:
+        self, launch: Launch, table: ServeTable, name: str, notebook: Notebook, venv: str | None,
+        matching: Matching,
+    ) -> None:  # fmt: skip
         self.launch = launch
         self.table = table
         self.name = name
         self.notebook = notebook
+        self.matching = matching
         self.draft = _Draft()
         self.uses_image = launch.image is not None and venv is None
         self.converts = launch.image is not None and venv is not None
@@ -232,13 +236,7 @@ class _Builder:
         model = self.table.model
         if model is None:
             raise AssertionError("read_arguments refuses a line without a model")
-        text = self._path(model.text)
-        if text.startswith(("./", "../")) and self.launch.directory:
-            text = posixpath.normpath(posixpath.join(self.launch.directory, text))
-            self.notebook.add(
-                model.origin, codes.DERIVED, f"the model {model.text} is taken from the working"
-                f" directory: {text}"
-            )  # fmt: skip
+        text = self._anchored("model", self._path(model.text), model.origin)
         top.append(("model", text, str(model.origin)))
         self._address()
         if order is not None:
@@ -374,15 +372,18 @@ class _Builder:
                 f"{share.value} of unified memory leaves the host too little: 0.85 at most",
             )  # fmt: skip
         for flag, entry in self.table.flags.items():
-            value = self._mapped(entry.value)
+            value = self._mapped(entry.value, flag, entry.origin)
             self.draft.serve.append((flag, value, str(entry.origin)))
 
-    def _mapped(self, value: object) -> object:
+    def _mapped(self, value: object, flag: str, origin: Origin) -> object:
         if isinstance(value, str):
-            return self._path(value)
+            return self._anchored(flag, self._path(value), origin)
         if isinstance(value, list):
-            return [self._mapped(item) for item in value]
+            return [self._mapped(item, flag, origin) for item in value]
         return value
+
+    def _anchored(self, name: str, text: str, origin: Origin) -> str:
+        return anchored(name, text, origin, self.launch, self.notebook, self.matching)
 
     def _path(self, text: str) -> str:
         return _on_host(text, self.launch.mounts) if self.converts else text
@@ -467,7 +468,10 @@ class _Builder:
                 self.notebook.add(
                     word.origin, codes.SKIPS_CHECK, "it switches off vLLM's own memory check"
                 )
-            self.draft.env.append((name, self._path(word.text), str(word.origin)))
+            text = self._path(word.text)
+            if text.startswith(("./", "../")):
+                text = self._anchored(name, text, word.origin)
+            self.draft.env.append((name, text, str(word.origin)))
 
     def _secret(self, name: str, origin: Origin, why: str) -> None:
         if any(key == name for key, _, _ in self.draft.credentials):

@@ -209,7 +209,8 @@ class _Reader:
     def _directory(self, home: str | None) -> str:
         word = self._single("WorkingDirectory")
         if word is None:
-            return "" if self.source.owner else "/"
+            owner = self.source.owner
+            return (self.surroundings.home(owner) or "") if owner else "/"
         text = word.text.removeprefix("-")
         return (home or "") if text == "~" else text
 
