@@ -243,6 +243,8 @@ def _unwrap_env(words: list[Word], context: Context) -> tuple[list[Word], Contex
         elif text in {"-C", "--chdir"} and len(words) > 1:
             context = replace(context, directory=words[1].text)
             words = words[2:]
+        elif text.startswith(("-S", "--split-string")):
+            raise RefusalError(words[0].origin, "`env -S` splits a text of its own: write it out")
         elif text.startswith("-"):
             words = words[1:]
         elif match := _ASSIGNMENT.match(text):
@@ -308,7 +310,9 @@ def _unwrap_manager(base: str, words: list[Word], context: Context) -> tuple[lis
                         "--group", "--env-file", "--index-url", "--from", "-e", "--environment",
                         "--torch-backend", "--extra-index-url"})  # fmt: skip
     given = {word.text for word in rest}
-    rest = _skip_options(rest, valued)
+    before, rest = rest, _skip_options(rest, valued)
+    options = before[: len(before) - len(rest)]
+    context = _note_manager(base, options, context)
     venv = f"{context.directory}/.venv"
     plain = base == "uv" and not given & {"--with", "--project", "--directory", "--isolated"}
     if plain and context.directory and context.surroundings.is_executable(f"{venv}/bin/vllm"):
@@ -319,6 +323,20 @@ def _unwrap_manager(base: str, words: list[Word], context: Context) -> tuple[lis
     context.notebook.add(origin, codes.COMMAND, text)
     unknown = f"{base} chooses the environment"
     return rest, replace(context, venv=Word("", origin, unknown))
+
+
+def _note_manager(base: str, options: Sequence[Word], context: Context) -> Context:
+    """Note what the options of a manager change beside the environment that it chooses."""
+    for index, word in enumerate(options):
+        name, equals, value = word.text.partition("=")
+        given = word._replace(text=value) if equals else (options[index + 1 :] or [word])[0]
+        if name == "--env-file":
+            text = f"{given.text}, of `{base} run`, was not read: its variables are unknown here"
+            context.notebook.add(given.origin, codes.UNKNOWN_VALUE, text)
+        elif name == "--directory":
+            place = posixpath.join(context.directory, given.text)
+            context = replace(context, directory=place if place.startswith("/") else "")
+    return context
 
 
 def _shell(words: Sequence[Word], context: Context) -> list[Launch]:

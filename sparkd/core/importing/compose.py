@@ -135,8 +135,8 @@ def _describe(
     described.command = _words(service.get("command"), expand)
     described.environment = _environment(service, origin.source, variables, context)
     described.published = list(_ports(service.get("ports")))
-    network = service.get("network_mode")
-    described.has_host_network = isinstance(network, Word) and network.text == "host"
+    if isinstance(network := service.get("network_mode"), Word):
+        container.use_network(described, network, context)
     described.mounts = list(_volumes(service.get("volumes"), folder))
     described.gpus = list(_gpus(service))
     if isinstance(directory := service.get("working_dir"), Word):

@@ -75,6 +75,14 @@ def launches(container: Container, context: Context) -> list[Launch]:
     return follow(_effective_command(container, image, inner), inner)
 
 
+def use_network(container: Container, word: Word, context: Context) -> None:
+    """Take up in whose network a container is."""
+    container.has_host_network = word.text == "host"
+    if word.text.startswith(("container:", "service:")) or word.text.endswith(".container"):
+        text = f"its network is that of {word.text}: whether its port is published is said there"
+        context.notebook.add(word.origin, codes.PUBLISHED, text)
+
+
 def _effective_command(container: Container, image: Word, context: Context) -> list[Word]:
     command = container.command
     if container.entrypoint:

@@ -128,7 +128,7 @@ def apply_options(
         if name in {"-p", "--publish"}:
             described.published += ports.published(word)
         elif name in {"--network", "--net"}:
-            described.has_host_network = word.text == "host"
+            container.use_network(described, word, context)
         elif name in {"-v", "--volume", "--mount"}:
             if bind := _bind(name, word.text):
                 described.mounts.append(bind)

@@ -146,7 +146,7 @@ def _fill(unit: Unit, known: unit_words.Specifiers, described: Container, contex
     for setting in unit.all("Container", "PublishPort"):
         described.published += ports.published(_port(known.expand(setting.value, setting.origin)))
     for setting in unit.all("Container", "Network"):
-        described.has_host_network = setting.value == "host"
+        container.use_network(described, Word(setting.value, setting.origin), context)
     for setting in unit.all("Container", "Volume"):
         if bind := container.mount(known.expand(setting.value, setting.origin).text):
             described.mounts.append(bind)

@@ -313,6 +313,9 @@ def _take(flag: Flag, table: ServeTable, notebook: Notebook, *, exact: bool) -> 
         return
     if name in {"api-key", "hf-token"}:
         table.secrets["VLLM_API_KEY" if name == "api-key" else "HF_TOKEN"] = flag.origin
+        if len(flag.values) > 1:
+            text = f"a credential holds one key, and several are given with --{name}"
+            notebook.add(flag.origin, codes.SETTING, text)
         return
     value = _value(name, flag, exact=exact)
     if name.startswith("no-") and not flag.values and name[3:] in vllm_flags.BOOLEAN:
