@@ -274,7 +274,7 @@ def environment_file(
             index += 1
         else:
             end = _end_of_line(text, index)
-            equals = text.find("=", index, end)
+            equals = text.find("=", index + 1, end)  # the first character is the name's anyway
             if equals < 0:
                 ignored("", Origin(path, first))
                 index = end
