@@ -314,12 +314,15 @@ STATEMENTS = st.sampled_from(
         "A=old; A=prefix :", "A=back & wait",
         "[ -f /dev/null/x ] && A=tested", "B=$((i + 1))", "A=`echo y`",
         "{ A=one & } 2>/dev/null; wait", "echo z | read A", "A=$(echo z)", "readonly C=3", "A=$C",
-        "let A++ B=2", "until true; do A=until; done", "getopts ab B", "echo A; echo B",
+        "let A++ B=2", ': "${V:=set}"', "false && : ${V:=never}", "B=${W:=a b}", ": ${A:=x}",
+        "if true; then : ${W:=if}; fi", "( : ${V:=inner} )", ": ${V:=piped} | cat",
+        "until true; do A=until; done", "getopts ab B", "echo A; echo B",
     ]
 )  # fmt: skip
 QUESTIONS = st.sampled_from(
     ['"$A"', "$A", '"$B"', "$B", '"${L[@]}"', "${L[*]}", '"${L[1]}"', '"$1"', '"$@"', "$*", "$i",
-     '"${A:-d}"', '"${M[k]}"', "${L[0]}", '"${U:-u}"', "$C", '"${L[$i]}"']
+     '"${A:-d}"', '"${M[k]}"', "${L[0]}", '"${U:-u}"', "$C", '"${L[$i]}"', '"$V"', "$V",
+     "$W"]
 )  # fmt: skip
 
 

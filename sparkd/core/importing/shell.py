@@ -119,6 +119,7 @@ class Shell:
     _set_by_functions: dict[str, str] = field(default_factory=dict)
     _outside: list[dict[str, object] | None] = field(default_factory=list)
     _tested: str = ""
+    _is_conditional: bool = False
     _is_first: bool = False
     _depth: int = 0
 
@@ -208,6 +209,8 @@ class Shell:
             self.written |= {join(self.directory, target.text) for target in self.expand(word)}
         joined = first.joined_by
         conditional = self._is_inside() or joined == "||" or (joined == "&&" and after_condition)
+        # In a pipeline of several commands each is in a subshell.
+        self._is_conditional = conditional or len(pipeline) > 1
         piped_into = ""
         if len(pipeline) > 1:
             piped_into = as_written(pipeline[1].tokens) or "a pipe"
@@ -665,9 +668,23 @@ class Shell:
         elif operator in {"-", "="}:
             text = f"${part.name} is not set here: the fallback written in the script is taken"
             self.notebook.add(fields.origin, codes.FALLBACK, text)
-            self._add_operand(part, fields)
+            if operator == "=":
+                fields.add_value(self._set_default(part, fields), quoted=part.quoted, lone=False)
+            else:
+                self._add_operand(part, fields)
         else:
             fields.fail(f"${part.name} is set by nothing that is known here", f"${part.name}")
+
+    def _set_default(self, part: Variable, fields: Fields) -> Word:
+        """`${NAME:=word}` also sets the variable."""
+        value = self._single(ShellWord(list(part.operand), 1))._replace(origin=fields.origin)
+        if self._is_conditional:
+            self._tainted[part.name] = f"{part.name} is set under a condition"
+        else:
+            self.variables[part.name] = value
+            if self._exports_all:
+                self.exported.add(part.name)
+        return value
 
     def _add_operand(self, part: Variable, fields: Fields) -> None:
         """Add the word of `${NAME:-word}`: its blanks split and its `~` counts unless quoted."""
