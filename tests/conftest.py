@@ -5,7 +5,8 @@ import pytest
 
 HEAVY = ("vm", "vllm")
 """Markers of tests that share one slow machine or need most of the processor."""
-USUAL_SUITE = "trixie"
+USUAL_SUITE = {"suite": "trixie", "field": "bookworm"}
+"""By the fixture that is one for each systemd: a container, a virtual machine."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,9 +34,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _runs(item: pytest.Item) -> bool:
     """Whether the test runs on its systemd: what differs between versions runs on each of them."""
-    call = getattr(item, "callspec", None)
-    suite = call.params.get("suite", USUAL_SUITE) if call is not None else USUAL_SUITE
-    return suite == USUAL_SUITE or item.get_closest_marker("each_systemd") is not None
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    usual = all(params.get(fixture, suite) == suite for fixture, suite in USUAL_SUITE.items())
+    return usual or item.get_closest_marker("each_systemd") is not None
 
 
 def _is_heavy(item: pytest.Item) -> bool:

@@ -161,7 +161,9 @@ class Field(Lab):
         others = [name for name in self.ports if name != "chat"]
         stop = ["hog", "lowest", "'vllm-guest-*.scope'", *(f"vllm-{name}" for name in others)]
         self.machine.run(
-            f"systemctl stop {' '.join(stop)}; pkill -KILL -x ninja; pkill -KILL -x cicc;"
+            # Killed first: an engine that loads takes its time to obey, and nothing is at stake.
+            f"systemctl kill --signal=KILL {' '.join(stop[2:])};"
+            f" systemctl stop {' '.join(stop)}; pkill -KILL -x ninja; pkill -KILL -x cicc;"
             " rm -rf /etc/systemd/system/vllm-*.service.d /run/systemd/system/sparkd.service.d",
             check=False,
             limit=180,

@@ -23,7 +23,7 @@ def guest(megabytes: int) -> list[str]:
 
 
 def test_two_starts_and_a_guest_that_fit_one_at_a_time_but_not_together(field: Field) -> None:
-    life = {"load_seconds": 10.0, "peak_mib": PEAK_MB}
+    life = {"load_seconds": 5.0, "peak_mib": PEAK_MB}
     for name in ("one", "two"):
         field.engine(name, life=life, share=SHARE)
     field.apply()

@@ -26,6 +26,7 @@ def eat(field: Field, name: str, megabytes: int) -> None:
     )
 
 
+@pytest.mark.each_systemd
 @pytest.mark.parametrize("field", ["bookworm", "trixie"], indirect=True)
 def test_a_kill_by_the_kernel_is_told_as_one(field: Field) -> None:
     field.serve("big", extra='[memory]\nmax = "150M"\n')
@@ -37,12 +38,12 @@ def test_a_kill_by_the_kernel_is_told_as_one(field: Field) -> None:
 
 
 def test_a_kill_by_earlyoom_is_told_as_one(field: Field) -> None:
-    field.serve("big")
+    field.serve("prey")
     field.push("/run/systemd/system/earlyoom.service", EARLYOOM)
     field.machine.run("systemctl daemon-reload; systemctl start earlyoom")
     try:
-        eat(field, "big", field.available_mb() - 2 * FLOOR_MB - 30)
-        [death, *_] = field.until_dead("big", limit=120)
+        eat(field, "prey", field.available_mb() - 2 * FLOOR_MB - 30)
+        [death, *_] = field.until_dead("prey", limit=120)
     finally:
         field.machine.run(["systemctl", "stop", "earlyoom"])
     assert death["class"] == "killed-by-earlyoom", death

@@ -24,6 +24,7 @@ def test_without_sparkd_the_kernel_kills(field: Field) -> None:
     assert ended.returncode != 0, "a compilation was killed, so the build has failed"
 
 
+@pytest.mark.parametrize("field", ["bookworm", "trixie"], indirect=True)
 def test_by_hand(field: Field) -> None:
     life = field.serve("chat")
     command = field.storm("/home/dev/hand")
