@@ -23,7 +23,10 @@ LOOK_S = 0.25
 """How long a look may take."""
 LATE_S = 30.0
 """So far behind, and only lines of these levels are looked at."""
-LEVELS = (b" ERROR ", b" CRITICAL ", b" WARNING ")
+LEVELS = tuple(
+    quote + level + quote for quote in (b" ", b'"') for level in (b"ERROR", b"CRITICAL", b"WARNING")
+)
+"""As text, and as JSON."""
 STOP_WAITS = "stop-waits-for-connections"
 STATS = b"Avg generation throughput"
 

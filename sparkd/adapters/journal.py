@@ -24,6 +24,11 @@ Not with-credentials: it becomes the engine, whose whole output goes by that nam
 """
 
 
+_CUT_MIN = 79
+"""The least LineMax= that journald.conf(5) admits, in bytes."""
+_STREAMS_MAX = 256
+
+
 class Priority:
     """syslog(3) levels as journal text."""
 
@@ -83,6 +88,7 @@ class InvocationLog:
         self._reader.add_match(f"INVOCATION_ID={invocation_id}")
         self._reader.add_match("_PID=1")
         self._reader.seek_head()
+        self._cut: set[bytes] = set()
 
     def read(self, *, until: float = float("inf")) -> Iterator[Entry]:
         """The lines that have come since the last call, at most until a time.monotonic() value."""
@@ -90,7 +96,26 @@ class InvocationLog:
         while time.monotonic() < until and self._reader._next():
             if _field(self._reader, "SYSLOG_IDENTIFIER") in OWN_HELPERS:
                 continue
-            yield _entry(self._reader)
+            entry = _entry(self._reader)
+            yield entry._replace(source=Source.OTHER) if self._is_rest(entry) else entry
+
+    def _is_rest(self, entry: Entry) -> bool:
+        """Whether this is the rest of a line that journald cut: it may not pose as a record.
+
+        Where the cut falls can be chosen by whoever has a long text logged.
+        """
+        is_cut = (
+            len(entry.message) >= _CUT_MIN
+            and _field(self._reader, "_LINE_BREAK") == b"line-max"
+        )  # fmt: skip
+        if not is_cut and not self._cut:
+            return False
+        stream = _field(self._reader, "_STREAM_ID")
+        is_rest = stream in self._cut
+        self._cut.discard(stream)
+        if is_cut and len(self._cut) < _STREAMS_MAX:
+            self._cut.add(stream)
+        return is_rest
 
     def skip_to_last(self, lines: int) -> bool:
         """Move so that about `lines` remain to be read; False when there are not more than that."""

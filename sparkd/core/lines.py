@@ -4,12 +4,15 @@
 A verdict about an engine must not hang on text that a client of the engine can write. vLLM prefixes
 every physical line of its own records with `(Process pid=N) LEVEL MM-DD HH:MM:SS [file.py:LINE]`,
 and a prompt, a grammar or a parameter cannot forge that prefix: its newlines are escaped or
-prefixed in turn. So the prefix is parsed here, once, and signatures are anchored on it.
+prefixed in turn. So the prefix is parsed here, once, and signatures are anchored on it. A record
+that was logged as JSON is first turned into the lines that it would have been as text.
 """
 
 import re
 from enum import StrEnum
 from typing import NamedTuple
+
+from sparkd.core import json_records
 
 MESSAGE_CAP = 4096
 """Characters of a message that are matched; longer messages are cut and marked."""
@@ -42,6 +45,7 @@ class Line(NamedTuple):
         message: the text without wrappers, colours and prefix; at most `MESSAGE_CAP` characters,
             then `TRUNCATED`.
         raw: the line as it came, without control characters; at most `RAW_CAP`, then `TRUNCATED`.
+            Of a JSON record: the line as vLLM's text formatter would have printed it.
     """
 
     source: Source
@@ -70,7 +74,8 @@ _RECORD = re.compile(
 # A progress bar, or nanobind's last note, ends without a newline: the next record is glued to it.
 _GLUE = re.compile(
     r"(?:\]|it/s|s/it|\.html)"
-    r"(?=\(\w[\w -]{0,40}(?: rank=\d+)? pid=\d{1,10}\) [A-Z]{4,8} \d\d-\d\d )"
+    r"(?=\(\w[\w -]{0,40}(?: rank=\d+)? pid=\d{1,10}\) (?:[A-Z]{4,8} \d\d-\d\d |\{\")"
+    r'|\{"\w{1,32}": )'
     r"|\.html(?=Traceback \(most recent call last\):)"
 )
 _BAR = re.compile(r"\d%\||\d% Completed \||\.html")
@@ -181,9 +186,29 @@ def _frame_physical(physical: str, source: Source | None, lines: list[Line]) -> 
         # client's text, and a carriage return inside it is only a character.
         lines.append(_line(rest, physical, process, record))
         return
-    lines.extend(
-        _parse(segment, physical if segment is rest else segment) for segment in _segments(rest)
-    )
+    unwrapped = _of_json(rest, process)
+    if unwrapped:
+        lines.extend(unwrapped)
+        return
+    for segment in _segments(rest):
+        glued = [] if segment is rest else _of_json(segment, _PROCESS.match(segment))
+        lines.extend(glued or [_parse(segment, physical if segment is rest else segment)])
+
+
+def _of_json(text: str, process: re.Match[str] | None) -> list[Line]:
+    """The lines of a record that was logged as JSON, behind a process's prefix or without one."""
+    start = process.end() if process else 0
+    if not text.startswith("{", start):
+        return []
+    known = json_records.Process(process["process"], int(process["pid"])) if process else None
+    texts = json_records.text_lines(text[start:], known)
+    # Never cut, as a line with a whole record prefix never is: all of it is that record's text.
+    return [_uncut(_ESCAPE.sub("", one).rstrip("\r")) for one in texts or ()]
+
+
+def _uncut(text: str) -> Line:
+    process = _PROCESS.match(text)
+    return _line(text, text, process, _RECORD.match(text, process.end()) if process else None)
 
 
 def _unwrap(text: str) -> tuple[Source, str]:
@@ -229,6 +254,8 @@ def _segments(text: str) -> list[str]:
             for glue in _GLUE.finditer(part):
                 segments.append(part[start : glue.end()])
                 start = glue.end()
+                if part[start] in "({":
+                    break  # a whole record: what follows in it may be a client's text
         segments.append(part[start:] if start else part)
     return segments
 

@@ -18,6 +18,8 @@ BEFORE = 12
 AFTER = 12
 TEXT_MAX = 500
 NEEDLE = 120
+_JSON_WITHIN = 80
+"""A record that was logged as JSON starts at once, or behind the name of its process."""
 _STATS = re.compile(
     r"(?:Engine \d{1,4}: )?Avg prompt throughput: (?P<prompt>\d{1,9}(?:\.\d+)?) tokens/s,"
     r" Avg generation throughput: (?P<generation>\d{1,9}(?:\.\d+)?) tokens/s,"
@@ -97,8 +99,15 @@ class Excerpt:
         self._after = 0
 
     def feed(self, message: bytes, time: float) -> None:
-        """One more line of the log."""
-        text = neutralise(message[: TEXT_MAX * 4].decode("utf-8", "backslashreplace"), TEXT_MAX)
+        """One more message of the log; one that is a JSON record is shown as the lines it holds."""
+        if b'{"' in message[:_JSON_WITHIN]:
+            for line in frame(message, Source.ENGINE):
+                self._feed(neutralise(line.raw, TEXT_MAX), time)
+            return
+        text = message[: TEXT_MAX * 4].decode("utf-8", "backslashreplace")
+        self._feed(neutralise(text, TEXT_MAX), time)
+
+    def _feed(self, text: str, time: float) -> None:
         if self._found:
             if self._after < AFTER:
                 self._after += 1

@@ -55,7 +55,7 @@ class EngineCore:
         self._options = options
         self._life = life
         self._link = link
-        self._log = Log("EngineCore")
+        self._log = Log("EngineCore", as_json=options.json_log)
         self._serving = False
         self._hung = False
         self._stopping = False

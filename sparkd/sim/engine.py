@@ -114,6 +114,7 @@ def _serve(arguments: list[str], life: Life, log: Log) -> int:
     except UsageError as error:
         log.bare(f"{error.usage}\n{error.line}")
         return 2
+    log.as_json = options.json_log
     return _end(_start(options, life, log))
 
 

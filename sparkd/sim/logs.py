@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines in the shapes that vLLM 0.32 prints: prefixed records, bare uvicorn lines, tracebacks."""
+"""Lines in the shapes that vLLM 0.32 prints: prefixed records, bare uvicorn lines, tracebacks.
 
+Or, with `--logging-config.formatter json`, records as JSON objects; then a traceback that a logger
+prints is part of its record, and what no logger prints stays bare.
+"""
+
+import json
 import os
 import time
 from collections.abc import Iterable
@@ -25,14 +30,18 @@ class Log:
     physical line in one write so that the processes of one engine do not cut each other's lines.
     """
 
-    def __init__(self, process: str) -> None:
+    def __init__(self, process: str, *, as_json: bool = False) -> None:
         self.process = process
+        self.as_json = as_json
 
     def record(self, level: str, where: str, message: str) -> None:
         """One logger record; every line of `message` repeats the prefix, as vLLM's formatter does.
 
         `where` is `file.py:line`.
         """
+        if self.as_json:
+            self._object(1, level, f"vllm.sim.{where.partition('.py')[0]}", message)
+            return
         stamp = time.strftime("%m-%d %H:%M:%S")
         prefix = f"({self.process} pid={os.getpid()}) {level} {stamp} [{where}] "
         for line in message.split("\n"):
@@ -52,11 +61,35 @@ class Log:
 
     def uvicorn(self, message: str, level: str = "INFO") -> None:
         """A line of uvicorn: bare since vLLM 0.32."""
+        if self.as_json:
+            self._object(2, level, "uvicorn.error", message)
+            return
         _write(2, f"{level + ':':<10}{message}\n")
 
     def access(self, client: str, request: str, status: str) -> None:
         """A line of uvicorn's access log, on standard output."""
+        if self.as_json:
+            number = status.partition(" ")[0]
+            said = f'{client} - "{request} HTTP/1.1" {number}'
+            self._object(1, "INFO", "uvicorn.access", said)
+            return
         _write(1, f'INFO:     {client} - "{request} HTTP/1.1" {status}\n')
+
+    def _object(self, descriptor: int, level: str, name: str, message: str) -> None:
+        """What python-json-logger makes of a record, with vLLM's members in their order."""
+        text, mark, trace = message.partition("\nTraceback (most recent call last):")
+        members = {
+            "asctime": time.strftime("%Y-%m-%d %H:%M:%S,000"),
+            "levelname": level,
+            "name": name,
+            "processName": "MainProcess" if self.process == "APIServer" else self.process,
+            "process": os.getpid(),
+            "message": text,
+        }
+        if mark:
+            members["exc_info"] = mark[1:] + trace
+        members["vllm_process_name"] = self.process
+        _write(descriptor, json.dumps(members) + "\n")
 
     def bare(self, text: str) -> None:
         """Text without any prefix: tracebacks, C++ output, usage."""
@@ -68,6 +101,10 @@ class Log:
 
     def flood(self, where: str, lines: int) -> None:
         """Print `lines` numbered ERROR records, as vLLM's dump of a batch's tensors does."""
+        if self.as_json:
+            for n in range(1, lines + 1):
+                self.record("ERROR", where, f"  tensor row {n} of {lines}: [0.0, 0.0]")
+            return
         stamp = time.strftime("%m-%d %H:%M:%S")
         prefix = f"({self.process} pid={os.getpid()}) ERROR {stamp} [{where}]"
         for start in range(0, lines, 500):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line of `vllm serve`, as far as it shows from outside."""
 
+import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -90,6 +91,7 @@ class Options(NamedTuple):
     runner: str  # "generate", "embed" or "score"
     access_log: bool
     log_stats: bool
+    json_log: bool
     given: dict[str, object]
 
 
@@ -118,6 +120,7 @@ def parse(arguments: Sequence[str], *, environment_key: str, strict: bool) -> Op
         runner=_runner(flags),
         access_log="disable-uvicorn-access-log" not in flags,
         log_stats="disable-log-stats" not in flags,
+        json_log=_json_log(flags),
         given=_given(flags, positional),
     )
 
@@ -190,6 +193,16 @@ def _human_int(flags: dict[str, list[str]], name: str, default: int) -> int:
             f"vllm serve: error: argument --{name}: invalid human_readable_int_or_auto value: "
             f"{text!r}",
         ) from None
+
+
+def _json_log(flags: dict[str, list[str]]) -> bool:
+    if _last(flags, "logging-config.formatter", "") == "json":
+        return True
+    try:
+        config = json.loads(_last(flags, "logging-config", "{}"))
+    except ValueError:
+        return False
+    return isinstance(config, dict) and config.get("formatter") == "json"
 
 
 def _runner(flags: dict[str, list[str]]) -> str:

@@ -81,6 +81,27 @@ def test_a_failed_start(start, catalogue, kind, expected):
     assert (found.label, found.cls) == ("fatal-init", expected), found
 
 
+@pytest.mark.parametrize(("kind", "expected"), SERVING)
+def test_a_death_in_service_that_is_logged_as_json(start, catalogue, kind, expected):
+    life = {"death_after_seconds": 0, "linger_seconds": 0, "load_seconds": 0.05}
+    engine = start("--logging-config.formatter", "json", death=kind, **life)
+    engine.exit_status()
+    assert '"levelname": "INFO"' in engine.output
+    assert "(EngineCore pid=" not in engine.output
+    found = verdict(catalogue, engine)
+    assert (found.label, found.cls) == ("fatal-runtime", expected), found
+
+
+@pytest.mark.parametrize(("kind", "expected"), STARTING)
+def test_a_failed_start_that_is_logged_as_json(start, catalogue, kind, expected):
+    moment = {"death_at_load": 0.5} if kind in dict(SERVING) else {}
+    config = '{"formatter": "json", "log_level": "INFO"}'
+    engine = start("--logging-config", config, death=kind, load_seconds=0.05, **moment)
+    engine.exit_status()
+    found = verdict(catalogue, engine)
+    assert (found.label, found.cls) == ("fatal-init", expected), found
+
+
 def test_a_flood_does_not_hide_the_cause(start, catalogue):
     life = {"flood_before": 1000, "flood_after": 5000}
     engine = start(death="cuda-illegal-instruction", death_after_seconds=0, **life)

@@ -90,6 +90,21 @@ def test_a_stop_that_systemd_did_not_order_counts_as_an_end(log):
     assert "told to stop" in news.fatal
 
 
+def test_a_late_look_passes_over_no_fatal_record_that_is_json(log, monkeypatch):
+    monkeypatch.setattr(engine_log, "LOOK_S", 0.02)
+    fatal = (
+        b'{"asctime": "2026-11-29 10:00:00,1", "levelname": "ERROR", "name": "vllm.v1.engine.core",'
+        b' "processName": "EngineCore", "process": 7, "message": "EngineCore encountered a fatal'
+        b' error.", "exc_info": "Traceback (most recent call last):\\nRuntimeError: x"}'
+    )
+    say(log, READY, *[NOISE] * 20_000, fatal, *[NOISE] * 5000, age=engine_log.LATE_S + 5)
+    news = log.look()
+    while not news.is_complete:
+        news = log.look()
+    assert news.dropped > 10_000
+    assert (news.cls, news.fatal != "") == ("engine-core-fatal", True)
+
+
 def test_in_a_flood_a_look_is_short_and_the_fatal_line_is_found(log, monkeypatch):
     """200,000 lines that are old by the time they are read, the fatal one in the middle."""
     monkeypatch.setattr(engine_log, "LOOK_S", 0.05)

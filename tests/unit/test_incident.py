@@ -101,6 +101,27 @@ def test_a_capped_evidence_finds_its_line_and_hostile_lines_are_harmless() -> No
     assert shown.isprintable()
 
 
+def test_a_record_that_was_logged_as_json_is_shown_as_its_lines() -> None:
+    said = (
+        b'{"asctime": "2026-11-29 15:00:00,1", "levelname": "ERROR", "name": "vllm.v1.engine.core",'
+        b' "processName": "EngineCore", "process": 7, "message": "EngineCore failed.",'
+        b' "exc_info": "Traceback (most recent call last):\\nRuntimeError: boom"}'
+    )
+    head = "(EngineCore pid=7) ERROR 11-29 15:00:00 [core.py:0] "
+    evidence = head + "RuntimeError: boom"
+    shown = feed(Excerpt(evidence), b"before", said, b'{"not": "a record"}')
+    assert shown == [
+        "before",
+        head + "EngineCore failed.",
+        head + "Traceback (most recent call last):",
+        "> " + evidence,
+        '{"not": "a record"}',
+    ]
+    assert load_of(said.replace(b"ERROR", b"INFO").replace(
+        b"EngineCore failed.", STATS.partition(b"] ")[2]), Source.ENGINE, 5.0,
+    ) == Load(5.0, 3, 2, 71.1, 38.8)  # fmt: skip
+
+
 # as shown
 
 
