@@ -24,16 +24,23 @@ DEPTH_MAX = 32
 LINES_MAX = 1000
 """Lines of one record that are kept: the first half and, where a traceback ends, the last."""
 
-_TIME = ("asctime", "timestamp", "time", "@timestamp")
-_LEVEL = ("levelname", "level", "severity", "severity_text")
-_FILE = ("filename", "pathname")
-_LOGGER = ("name", "logger", "logger_name")
-_PROCESS = ("vllm_process_name", "processName", "process_name")
-_PID = ("process", "pid")
-_LINENO = ("lineno", "line")
-_TEXT = ("message", "msg", "body", "event")
-_TRACES = (("exc_info", "exception", "exc_text"), ("stack_info",))
-_MAY_BE_CUT = frozenset(_TEXT).union(*_TRACES)
+# Of every line, the first name is vLLM's own, and wins where a record has several.
+_NAMES = {
+    "time": ("asctime", "timestamp", "time", "@timestamp"),
+    "level": ("levelname", "level", "severity", "severity_text"),
+    "file": ("filename", "pathname"),
+    "logger": ("name", "logger", "logger_name"),
+    "process": ("vllm_process_name", "processName", "process_name"),
+    "pid": ("process", "pid"),
+    "lineno": ("lineno", "line"),
+    "text": ("message", "msg", "body", "event"),
+    "error": ("exc_info", "exception", "exc_text"),
+    "stack": ("stack_info",),
+}
+_FIELD = {name: field for field, names in _NAMES.items() for name in names}
+_WINS = frozenset(names[0] for names in _NAMES.values())
+_NUMBERS = frozenset({"pid", "lineno"})
+_MAY_BE_CUT = frozenset({"text", "error", "stack"})
 """Half a text is worth reading; half a name is another name."""
 
 _LEVELS = {
@@ -49,7 +56,11 @@ _NO_TIME = "00-00 00:00:00"
 _FILE_NAME = re.compile(r"[\w./-]{1,200}\.py")
 _PROCESS_NAME = re.compile(r"[\w-]{1,64}")
 _LOGGER_NAME = re.compile(r"(?:[\w-]{1,100}\.){0,20}([\w-]{1,100})")
-_SERVER = re.compile(r"uvicorn(?:\.|\Z)")
+
+
+class _Value(NamedTuple):
+    text: str
+    is_number: bool = False
 
 
 class Process(NamedTuple):
@@ -72,68 +83,49 @@ def text_lines(text: str, process: Process | None = None) -> list[str] | None:
     Returns:
         None: this is no record that names its level, origin, process and text. Never raises.
     """
-    members = _members(text)
-    if members is None:
+    said = _members(text)
+    if said is None:
         return None
-    level = _LEVELS.get(_string(members, _LEVEL).upper(), "")
-    said = _first(members, _TEXT)
-    if not level or not isinstance(said, str):
+    level = _LEVELS.get(said.get("level", "").upper())
+    message = said.get("text")
+    prefix = None if level is None or message is None else _prefix(said, level, process)
+    if message is None or prefix is None:
         return None
-    prefix = _prefix(members, level, process)
-    if prefix is None:
-        return None
-    lines = _with_traces(said, members).split("\n")
+    for trace in (said.get("error"), said.get("stack")):
+        if trace:
+            message += trace if message.endswith("\n") else "\n" + trace
+    lines = message.split("\n")
     if len(lines) > LINES_MAX:
         lines = [*lines[: LINES_MAX // 2], *lines[-LINES_MAX // 2 :]]
-    if _SERVER.match(_string(members, _LOGGER)):
+    if _is_server(said):
         return [prefix + lines[0], *lines[1:]]
     return [prefix + line for line in lines]
 
 
-def _prefix(members: dict[str, object], level: str, process: Process | None) -> str | None:
-    logger = _string(members, _LOGGER)
-    if _SERVER.match(logger):
+def _is_server(said: dict[str, str]) -> bool:
+    return said.get("logger", "").partition(".")[0] == "uvicorn"
+
+
+def _prefix(said: dict[str, str], level: str, process: Process | None) -> str | None:
+    if _is_server(said):
         return f"{level}:".ljust(10)
-    file = _string(members, _FILE)
-    module = _LOGGER_NAME.fullmatch(logger)
+    file = said.get("file", "")
     if not _FILE_NAME.fullmatch(file):
+        module = _LOGGER_NAME.fullmatch(said.get("logger", ""))
         if module is None:
             return None
         file = f"{module[1]}.py"
-    name, pid = process or (_string(members, _PROCESS), _number(members, _PID))
+    name, pid = process or (said.get("process", ""), said.get("pid", "0"))
     if not _PROCESS_NAME.fullmatch(name):
         return None
-    clock = _CLOCK.search(_string(members, _TIME)[:40])
+    clock = _CLOCK.search(said.get("time", "")[:40])
     when = f"{clock[1]} {clock[2]}" if clock else _NO_TIME
-    return f"({name} pid={pid}) {level} {when} [{file}:{_number(members, _LINENO)}] "
+    return f"({name} pid={pid}) {level} {when} [{file}:{said.get('lineno', '0')}] "
 
 
-def _with_traces(text: str, members: dict[str, object]) -> str:
-    for names in _TRACES:
-        trace = _first(members, names)
-        if isinstance(trace, str) and trace:
-            text += trace if text.endswith("\n") else "\n" + trace
-    return text
-
-
-def _first(members: dict[str, object], names: tuple[str, ...]) -> object:
-    return next((members[name] for name in names if members.get(name) is not None), None)
-
-
-def _string(members: dict[str, object], names: tuple[str, ...]) -> str:
-    value = _first(members, names)
-    return value if isinstance(value, str) else ""
-
-
-def _number(members: dict[str, object], names: tuple[str, ...]) -> int:
-    """A number as a record holds it, which is plain digits; 0 for anything else."""
-    value = _first(members, names)
-    return value if isinstance(value, int) else 0
-
-
-def _members(text: str) -> dict[str, object] | None:
-    """The top level of an object; None when it is none. What was cut off is not in it."""
-    members: dict[str, object] = {}
+def _members(text: str) -> dict[str, str] | None:
+    """The known fields of an object's top level; None when it is none."""
+    fields: dict[str, str] = {}
     at = 1
     for _ in range(KEYS_MAX):
         key = _KEY.match(text, at)
@@ -142,29 +134,35 @@ def _members(text: str) -> dict[str, object] | None:
         value, at = _value(text, key.end())
         if at < 0:
             return None
-        if at > len(text) and key[1] not in _MAY_BE_CUT:
-            break
-        members[key[1]] = value
-    return members or None
+        name = key[1]
+        field = _FIELD.get(name)
+        if field is None or value is None or (at > len(text) and field not in _MAY_BE_CUT):
+            continue
+        is_number = field in _NUMBERS
+        if is_number == value.is_number and (name in _WINS or field not in fields):
+            fields[field] = value.text
+    return fields
 
 
-def _value(text: str, at: int) -> tuple[object, int]:
+def _value(text: str, at: int) -> tuple[_Value | None, int]:
     """The value that starts at `at`, and where it ends.
 
     A negative end: this is no JSON. One behind the text's: the value has been cut off.
     """
-    if text.startswith('"', at):
-        return _text_at(text, at + 1)
-    if text.startswith("[", at):
+    first = text[at : at + 1]
+    if first == '"':
+        string, end = _text_at(text, at + 1)
+        return _Value(string), end
+    if first == "[":
         return _lines_at(text, at)
-    if text.startswith("{", at):
+    if first == "{":
         return None, _end_of_nested(text, at)
     scalar = _SCALAR.match(text, at)
     if scalar is None:
-        return None, len(text) + 1 if at >= len(text) else -1
+        return None, -1 if first else len(text) + 1
     digits = scalar[0]
     is_number = digits.isascii() and digits.isdigit() and len(digits) <= 10
-    return int(digits) if is_number else None, scalar.end()
+    return _Value(digits, is_number=True) if is_number else None, scalar.end()
 
 
 def _text_at(text: str, at: int) -> tuple[str, int]:
@@ -187,13 +185,13 @@ def _cut_text(text: str, at: int) -> str:
     return ""
 
 
-def _lines_at(text: str, at: int) -> tuple[object, int]:
+def _lines_at(text: str, at: int) -> tuple[_Value | None, int]:
     """A list; when it is one of strings, as formatters may write a traceback, those as lines."""
     end = _end_of_nested(text, at)
     if end < 0:
         return None, end
     lines = list(_strings(text, at + 1, min(end, len(text))))
-    return "\n".join(lines) if lines else None, end
+    return _Value("\n".join(lines)) if lines else None, end
 
 
 def _strings(text: str, at: int, end: int) -> Iterator[str]:

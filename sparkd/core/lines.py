@@ -111,6 +111,8 @@ _WRAPPERS = tuple(
     )
 )
 _ANY_TIMED_WRAPPER = re.compile(r"[^'\"()]{0,80}\d\d:\d\d:\d\d[^'\"()]{0,40}(?=\(\w)")
+_OWN = ("(", "{")
+"""How a record starts: with its process, or as a JSON object."""
 _UVICORN = ("INFO: ", "WARNING: ", "ERROR: ", "DEBUG: ", "CRITICAL: ")
 _MAX_WRAPPERS = 3
 _SYSTEM_IDENTIFIERS = {"kernel": Source.KERNEL, "systemd": Source.SYSTEMD}
@@ -203,10 +205,11 @@ def _of_json(text: str, process: re.Match[str] | None) -> list[Line]:
     known = json_records.Process(process["process"], int(process["pid"])) if process else None
     texts = json_records.text_lines(text[start:], known)
     # Never cut, as a line with a whole record prefix never is: all of it is that record's text.
-    return [_uncut(_ESCAPE.sub("", one).rstrip("\r")) for one in texts or ()]
+    return [_uncut(one) for one in texts or ()]
 
 
 def _uncut(text: str) -> Line:
+    text = (_ESCAPE.sub("", text) if "\x1b" in text else text).rstrip("\r")
     process = _PROCESS.match(text)
     return _line(text, text, process, _RECORD.match(text, process.end()) if process else None)
 
@@ -215,7 +218,7 @@ def _unwrap(text: str) -> tuple[Source, str]:
     """Strip what a log's carrier put in front; the carrier also says whether the kernel speaks."""
     source = Source.ENGINE
     for _ in range(_MAX_WRAPPERS):
-        if text.startswith("(") or text.startswith(_UVICORN):
+        if text.startswith(_OWN) or text.startswith(_UVICORN):
             break
         journal = _JOURNAL.match(text)
         if journal:
@@ -234,7 +237,7 @@ def _unwrap(text: str) -> tuple[Source, str]:
                 break
         else:
             break
-    if not text.startswith("("):
+    if not text.startswith(_OWN):
         timed = _ANY_TIMED_WRAPPER.match(text)
         if timed and not text.startswith(_UVICORN) and _PROCESS.match(text, timed.end()):
             text = text[timed.end() :]
