@@ -89,6 +89,7 @@ class InvocationLog:
         self._reader.add_match("_PID=1")
         self._reader.seek_head()
         self._cut: set[bytes] = set()
+        self._read_any = False
 
     def read(self, *, until: float = float("inf")) -> Iterator[Entry]:
         """The lines that have come since the last call, at most until a time.monotonic() value."""
@@ -97,7 +98,15 @@ class InvocationLog:
             if _field(self._reader, "SYSLOG_IDENTIFIER") in OWN_HELPERS:
                 continue
             entry = _entry(self._reader)
+            self._read_any = True
             yield entry._replace(source=Source.OTHER) if self._is_rest(entry) else entry
+
+    @property
+    def _here(self) -> tuple[int, str] | None:
+        """When the entry that was read last was written, in µs, and its cursor."""
+        if not self._read_any:
+            return None
+        return self._reader._get_realtime(), self._reader._get_cursor()
 
     def _is_rest(self, entry: Entry) -> bool:
         """Whether this is the rest of a line that journald cut: it may not pose as a record.
@@ -118,12 +127,23 @@ class InvocationLog:
         return is_rest
 
     def skip_to_last(self, lines: int) -> bool:
-        """Move so that about `lines` remain to be read; False when there are not more than that."""
+        """Move so that about `lines` remain to be read, but never back to what has been read.
+
+        Returns:
+            Whether entries are passed over.
+        """
+        here = self._here
         self._reader.seek_tail()
-        moved = bool(self._reader._previous(lines))
-        if not moved:
+        # One step more than that: the next one forward reads the first of them.
+        if self._reader._previous(lines) and self._reader._previous():
+            if here is None or self._reader._get_realtime() > here[0]:
+                return True
+        elif here is None:
             self._reader.seek_head()
-        return moved
+        if here is not None:
+            self._reader.seek_cursor(here[1])
+            self._reader._next()
+        return False
 
 
 def kernel_lines(since: float) -> Iterator[Entry]:

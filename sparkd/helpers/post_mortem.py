@@ -8,31 +8,25 @@ OnFailure= does not fire for an exit status of 0 (measured).
 
 import argparse
 import heapq
-import itertools
 import json
 import os
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from sparkd.adapters import clock, journal, notify, systemctl
 from sparkd.adapters.catalogue import load_catalogue
+from sparkd.adapters.ended_log import EndedLog
 from sparkd.adapters.state_files import StateFiles
 from sparkd.core import burst, end_of_life, events, killers
-from sparkd.core.classify import Classifier, ExitState
+from sparkd.core.classify import STOP_TIMED_OUT, Classifier, ExitState
 from sparkd.core.end_of_life import Finding, Record, UnitAtEnd
 from sparkd.core.lines import frame
 from sparkd.core.signatures import Label
+from sparkd.core.stop_survivors import StopSurvivors
 from sparkd.helpers import unit as own_unit
 
-LINES_MAX = 300_000
-"""Read back at most so many lines of the invocation, the newest."""
-READ_CPU_S = 10.0
-"""And with at most so much CPU time, twice what `LINES_MAX` lines take. A limit of 5 s of wall time
-missed the fatal line in the middle of 200,000 on a busy machine (load 22 on 2 cores, measured)."""
-READ_WALL_S = 20.0
-"""And for at most so long: the restart waits, and systemd kills what outlasts TimeoutStopSec=."""
 KERNEL_S = 3600.0
 """A kernel line that explains a death is not older than this."""
 
@@ -167,31 +161,36 @@ def _as_seen(row: Mapping[str, str], job: str) -> UnitAtEnd:
     )
 
 
-def _read_log(name: str, ending: Ending) -> Classifier:
+class Told(NamedTuple):
+    """What the logs say of an ended invocation."""
+
+    log: Classifier
+    survivors: StopSurvivors
+
+
+def _read_log(name: str, ending: Ending) -> Told:
     """Take in what the invocation and the kernel logged, in the order of time."""
     unit = ending.unit
     pids = frozenset({unit.main_pid} - {0})
     classifier = Classifier(load_catalogue(), pids=pids, cgroup=unit.cgroup, unit=name)
+    told = Told(classifier, StopSurvivors(unit.main_pid))
+    if not ending.invocation_id:
+        return told
     try:
-        for entry in _entries(ending):
+        journal.sync()
+        log = EndedLog(journal.InvocationLog(ending.invocation_id))
+        kernel = journal.kernel_lines(_since(ending))
+        for entry in heapq.merge(log, kernel, key=lambda entry: entry.realtime):
             for line in frame(entry.message, entry.source):
                 classifier.feed(line)
+                told.survivors.feed(line)
+        if log.passed_over:
+            own_unit.say(
+                "post-mortem: the log is too long to be read in time, some was passed over"
+            )
     except Exception:  # noqa: BLE001  (the end counts towards the limit, whatever can be read of it)
         own_unit.fail(f"cannot read the journal to its end:\n{traceback.format_exc()}")
-    return classifier
-
-
-def _entries(ending: Ending) -> Iterator[journal.Entry]:
-    journal.sync()
-    if not ending.invocation_id:
-        return iter(())
-    log = journal.InvocationLog(ending.invocation_id)
-    log.skip_to_last(LINES_MAX)
-    cpu_limit = time.process_time() + READ_CPU_S
-    lines = log.read(until=time.monotonic() + READ_WALL_S)
-    engine = itertools.takewhile(lambda _: time.process_time() < cpu_limit, lines)
-    kernel = journal.kernel_lines(_since(ending))
-    return heapq.merge(engine, kernel, key=lambda entry: entry.realtime)
+    return told
 
 
 def _since(ending: Ending) -> float:
@@ -206,7 +205,7 @@ def _wall_time(monotonic_us: int) -> float:
 def _judge(
     options: argparse.Namespace, files: StateFiles, ending: Ending, finding: Finding | None
 ) -> Record:
-    log = _read_log(options.unit, ending)
+    log, survivors = _read_log(options.unit, ending)
     verdict = log.verdict(exit_state=ending.exit_state, requested=ending.requested)
     exit_state = ending.exit_state or log.exit_state or ExitState("", "", "")
     requested = verdict.label == Label.CLEAN_STOP if ending.requested is None else ending.requested
@@ -215,6 +214,8 @@ def _judge(
         finding = killers.find(told, log.is_ours, ending.unit.cgroup)
     why = end_of_life.explain(verdict, finding, requested=requested)
     reason = why.reason
+    if survivors.found:
+        reason += f"; {survivors.reason}"
     if options.lost:
         reason += " (found by the next start: no post-mortem was run for it)"
     was_ready = log.ready if ending.unit is NOT_SEEN else end_of_life.was_ready(ending.unit)
@@ -265,8 +266,10 @@ def _count(
 
 def _tell(record: Record) -> None:
     if record.requested:
+        in_time = record.cls != STOP_TIMED_OUT
         text = f"{record.engine}: stopped on request"
-        priority = journal.Priority.INFO
+        text += "" if in_time else f", and not in time: {record.reason}"
+        priority = journal.Priority.INFO if in_time else journal.Priority.WARNING
     else:
         ready = "" if record.was_ready else " before it was ready"
         text = f"{record.engine}: died{ready}: {record.reason}; {record.action_reason}"
