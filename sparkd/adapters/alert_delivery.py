@@ -147,7 +147,10 @@ def _exchange(url: str, headers: dict[str, str], body: bytes, proxy: str | None)
     deadline = _Deadline(DEADLINE_S)
     try:
         transport = httpx.HTTPTransport(
-            trust_env=False, retries=0, proxy=None if proxy is None else httpx.Proxy(proxy)
+            verify=_authorities(url),
+            trust_env=False,
+            retries=0,
+            proxy=None if proxy is None else httpx.Proxy(proxy),
         )
         with (
             httpx.Client(
@@ -165,6 +168,18 @@ def _exchange(url: str, headers: dict[str, str], body: bytes, proxy: str | None)
         return Outcome(taken=False, detail=_told(error))
     finally:
         deadline.cancel()
+
+
+def _authorities(url: str) -> Any:  # noqa: ANN401  (an ssl.SSLContext, where it is needed)
+    """Whose certificates are trusted: the host's, where update-ca-certificates(8) puts them.
+
+    httpx would ask certifi, which is that only where the distribution has seen to it.
+    """
+    if not url.startswith("https:"):
+        return True
+    import ssl  # noqa: PLC0415  (httpx has it; whoever has no webhook needs neither)
+
+    return ssl.create_default_context()
 
 
 def load_http() -> Any:  # noqa: ANN401  (a module)
@@ -192,6 +207,12 @@ def _told(error: Exception) -> str:
     cause = error.__cause__ or error.__context__
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__ or cause.__context__
+    doubt = getattr(cause, "verify_message", "")  # of an ssl.SSLCertVerificationError
+    if doubt:
+        return (
+            f"its certificate is not trusted: {neutralise(doubt, 200)}; a private authority's goes"
+            " to /usr/local/share/ca-certificates, then run update-ca-certificates"
+        )
     if isinstance(cause, OSError) and cause.strerror:
         return f"cannot be reached: {neutralise(cause.strerror, 200)}"
     name = type(error).__name__

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparkd.adapters import probe, proc
-from sparkd.core import gate, launch, progress, storm
+from sparkd.core import gate, launch, progress, ranks, storm
 from sparkd.core.gate import Ask, Reply, ReplyKind
 from sparkd.core.hang import Canary
 from sparkd.core.lingering import Health
@@ -92,8 +92,14 @@ def health(engine: Engine) -> Health:
             return Health.UNKNOWN
 
 
-def one_token(engine: Engine, *, limit_s: float, abort_fd: int) -> Canary:
+def one_token(engine: Engine, *, limit_s: float, abort_fd: int, rank: str = "") -> Canary:
     """Have the engine work: the only question that reaches it.
+
+    Args:
+        engine: Whom to ask.
+        limit_s: How long it may take, seconds.
+        abort_fd: Ends it when this becomes readable.
+        rank: The data-parallel rank that has to answer; '' for any.
 
     Raises:
         OSError: no socket could be made; nothing is known.
@@ -110,6 +116,7 @@ def one_token(engine: Engine, *, limit_s: float, abort_fd: int) -> Canary:
         reply = probe.ask(
             (engine.host, engine.port), request,
             deadline=deadline, key=_key(engine), abort_fd=abort_fd,
+            headers=((ranks.HEADER, rank),) if rank else (),
         )  # fmt: skip
         if reply.kind is not ReplyKind.ANSWERED:
             return _unanswered(reply)

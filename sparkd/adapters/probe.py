@@ -41,6 +41,7 @@ def ask(
     on_wait: Callable[[], bool] = lambda: False,
     accept: str = "application/json",
     reply_max: int = REPLY_MAX,
+    headers: tuple[tuple[str, str], ...] = (),
 ) -> Reply:
     """Send one request and read its reply.
 
@@ -53,6 +54,7 @@ def ask(
         on_wait: Called about every second of waiting; the question ends as ABORTED when it says so.
         accept: The Accept: header.
         reply_max: Bytes of headers and body that are read at most.
+        headers: More headers, names and values.
 
     Returns:
         The reply; no exception for anything that a peer can do.
@@ -63,7 +65,7 @@ def ask(
         line = _Line(connection, deadline, abort_fd, on_wait, reply_max)
         try:
             line.connect(address)
-            line.send(_request_bytes(address, request, key, accept))
+            line.send(_request_bytes(address, request, key, accept, headers))
             return _read_reply(line)
         except _Stop as stop:
             return stop.reply
@@ -74,7 +76,11 @@ def ask(
 
 
 def _request_bytes(
-    address: tuple[str, int], request: tuple[str, str, bytes], key: str, accept: str
+    address: tuple[str, int],
+    request: tuple[str, str, bytes],
+    key: str,
+    accept: str,
+    headers: tuple[tuple[str, str], ...],
 ) -> bytes:
     method, path, body = request
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
@@ -84,6 +90,7 @@ def _request_bytes(
         "User-Agent: sparkd",
         f"Accept: {accept}",
         "Connection: close",
+        *(f"{name}: {value}" for name, value in headers),
     ]
     if key:
         head.append(f"Authorization: Bearer {key}")

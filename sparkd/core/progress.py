@@ -25,6 +25,9 @@ _WANTED = frozenset({*_COUNTERS, *_GAUGES, _SLEEP})
 _SAMPLE = re.compile(
     r"(vllm:[a-z0-9_]{1,80})(?:\{([^}]{0,1000})\})? +(\S{1,40})(?: +-?\d{1,20})?\Z"
 )
+_RANK = re.compile(r'(?:^|,)engine="(\d{1,6})"')
+RANKS_MAX = 256
+"""Ranks of data parallelism that are told apart; with more, only the sum counts."""
 _SLEEP_STATE = re.compile(r'sleep_state="([^"]{0,80})"')
 _STATS = re.compile(
     r"Engine \d+: Avg prompt throughput: ([\d.]{1,20}) tokens/s,"
@@ -44,6 +47,8 @@ class Counters(NamedTuple):
     asleep: bool = False
     dropped: int = 0
     """Lines of metrics we wanted that could not be read."""
+    ranks: "tuple[tuple[str, Counters], ...]" = ()
+    """The same of each data-parallel rank, by its number; empty when there is only one."""
 
     @property
     def counts(self) -> tuple[float | None, float | None, float | None]:
@@ -61,6 +66,15 @@ class Counters(NamedTuple):
         return int((self.running or 0) + (self.waiting or 0))
 
 
+def to_json(counters: Counters) -> dict[str, object]:
+    """As an event's record has them: the sum, and each rank's where there are several."""
+    value: dict[str, object] = counters._asdict()
+    del value["ranks"]
+    if counters.ranks:
+        value["ranks"] = {rank: to_json(one) for rank, one in counters.ranks}
+    return value
+
+
 class Stats(NamedTuple):
     """vLLM's statistics line."""
 
@@ -75,6 +89,7 @@ def parse(body: bytes) -> Counters:
     A line that cannot be read is dropped and counted; of a series that comes twice the last counts.
     """
     series: dict[str, dict[str, float]] = {}
+    ranks: set[str] = set()
     dropped = 0
     for line in body.decode("utf-8", "replace").splitlines():
         if not line.startswith("vllm:"):
@@ -87,13 +102,43 @@ def parse(body: bytes) -> Counters:
         if sample is None or value is None:
             dropped += 1
             continue
-        series.setdefault(name, {})[sample[2] or ""] = value
-    sums = {
-        field: sum(series[name].values())
-        for name, field in {**_COUNTERS, **_GAUGES}.items()
-        if name in series
+        labels = sample[2] or ""
+        series.setdefault(name, {})[labels] = value
+        ranks.add(_rank_of(labels))
+    whole = _summed(series)._replace(dropped=dropped)
+    if not 1 < len(ranks) <= RANKS_MAX or "" in ranks:
+        return whole
+    return whole._replace(
+        ranks=tuple((rank, _summed(_of_rank(series, rank))) for rank in sorted(ranks, key=int))
+    )
+
+
+def _rank_of(labels: str) -> str:
+    found = _RANK.search(labels)
+    return found[1] if found else ""
+
+
+def _of_rank(series: dict[str, dict[str, float]], rank: str) -> dict[str, dict[str, float]]:
+    ours = {
+        name: {labels: value for labels, value in rows.items() if _rank_of(labels) == rank}
+        for name, rows in series.items()
     }
-    return Counters(**sums, asleep=_asleep(series.get(_SLEEP, {})), dropped=dropped)
+    return {name: rows for name, rows in ours.items() if rows}
+
+
+def _summed(series: dict[str, dict[str, float]]) -> Counters:
+    total = {
+        field: sum(series[name].values()) if name in series else None
+        for name, field in {**_COUNTERS, **_GAUGES}.items()
+    }
+    return Counters(
+        total["iterations"],
+        total["generation"],
+        total["prompt"],
+        total["running"],
+        total["waiting"],
+        asleep=_asleep(series.get(_SLEEP, {})),
+    )
 
 
 def moved(before: Counters, after: Counters) -> bool:

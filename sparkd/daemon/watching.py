@@ -20,7 +20,7 @@ from sparkd.adapters.engine_probe import Engine, Sight
 from sparkd.adapters.state_files import StateFiles
 from sparkd.adapters.systemd_bus import Systemd
 from sparkd.adapters.watch_files import WatchFiles
-from sparkd.core import events, hang, lingering
+from sparkd.core import events, hang, lingering, progress, ranks
 from sparkd.core.burst import Moment, seconds_text
 from sparkd.core.config_model import EngineConfig, HangMode
 from sparkd.core.hang import Canary, Look, Policy, Progress, Shown, Step
@@ -57,7 +57,7 @@ class Watch:
         self.news = News()
         self.is_reading = False
         self.log_moved = False
-        self.progress: Progress | None = None
+        self.ranks: ranks.Ranks | None = None
         self.look_at = 0.0
         self.is_looking = False
         self.suspicion: Suspicion | None = None
@@ -67,6 +67,11 @@ class Watch:
         self.abort_fd = -1
         self.is_finished = False
         self.outcome = ""
+
+    @property
+    def progress(self) -> Progress | None:
+        """Of the rank that is worst off."""
+        return None if self.ranks is None else self.ranks.shown
 
     @property
     def trouble(self) -> str:
@@ -271,12 +276,11 @@ class Watcher:
         watch.log_moved = False
         if watch.canary is not Canary.OPEN:
             watch.canary = Canary.NONE
-        if watch.progress is None:
-            watch.progress = hang.begin(look, longest=self._memory.longest(watch.name))
+        if watch.ranks is None:
+            watch.ranks = ranks.begin(look, longest=self._memory.longest(watch.name))
             return
-        before = watch.progress
-        step = hang.step(before, look, policy)
-        watch.progress = step.state
+        before = watch.ranks.shown
+        watch.ranks, step = ranks.step(watch.ranks, look, policy)
         self._carry_out(watch, step, policy)
         if step.state.longest > before.longest:
             self._learn(watch.name, step.state.longest)
@@ -301,10 +305,13 @@ class Watcher:
         watch.canary = Canary.OPEN
         watch.abort_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         fd = watch.abort_fd
+        rank = "" if watch.ranks is None else watch.ranks.asked
 
         def ask() -> None:
             try:
-                became = engine_probe.one_token(engine, limit_s=policy.after, abort_fd=fd)
+                became = engine_probe.one_token(
+                    engine, limit_s=policy.after, abort_fd=fd, rank=rank
+                )
             except OSError:
                 became = Canary.INCONCLUSIVE
             self._results.put(lambda: answered(became))
@@ -365,7 +372,7 @@ class Watcher:
         if seconds is not None:
             record["seconds"] = round(seconds, 1)
         if watch.progress is not None and watch.progress.counters is not None:
-            record["counters"] = watch.progress.counters._asdict()
+            record["counters"] = progress.to_json(watch.progress.counters)
         journal.send(
             event,
             f"{watch.name}: {reason}",

@@ -3,11 +3,15 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.system.lab import HOST, Lab
+from tests.system.test_watch import SHORT as HANG
+from tests.system.test_watch import engine_core
+from tests.unit.certificates import certificate_authority, signed_by
 
 pytestmark = pytest.mark.system
 
@@ -15,7 +19,7 @@ PORT = 8999
 URL = f"http://127.0.0.1:{PORT}/alerts"
 CANARY = "canary-5d1f0c9be2"
 RECEIVER = f"""\
-import http.server, json, os, time
+import http.server, json, os, ssl, time
 class H(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -33,7 +37,12 @@ class H(http.server.BaseHTTPRequestHandler):
         self.end_headers()
     def log_message(self, *_):
         pass
-http.server.ThreadingHTTPServer(("127.0.0.1", {PORT}), H).serve_forever()
+server = http.server.ThreadingHTTPServer(("127.0.0.1", {PORT}), H)
+if os.path.exists("/etc/receiver.crt"):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain("/etc/receiver.crt", "/etc/receiver.key")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+server.serve_forever()
 """
 UNIT = """\
 [Service]
@@ -144,6 +153,85 @@ def test_a_death_its_recovery_and_a_hold_are_told(lab: Lab, receiver: Receiver) 
     assert float(dark[1]) > 0
     rows = json.loads(lab.ctl("alerts", "--json").stdout)
     assert {row["state"] for row in rows} == {"sent"}
+
+
+def test_over_tls_a_bad_certificate_is_named_and_nothing_is_lost(
+    lab: Lab, receiver: Receiver, tmp_path: Path
+) -> None:
+    """The alert waits, with the reason shown, until the host knows the receiver's authority."""
+    authority = certificate_authority(tmp_path)
+    pair = signed_by(authority, tmp_path, "IP:127.0.0.1")
+    receiver.down()
+    lab.push("/etc/receiver.crt", pair.certificate.read_text())
+    lab.machine.push("/etc/receiver.key", pair.key.read_text(), mode=0o600)
+    lab.machine.run(["systemctl", "start", "receiver"])
+    configure(lab, url=URL.replace("http:", "https:"))
+    one_ready(lab)
+    lab.die("one", "core-killed")
+    lab.until_dead("one")
+    (row,) = lab.machine.wait_until(
+        lambda: [
+            r for r in json.loads(lab.ctl("alerts", "--json").stdout)
+            if r["kind"] == "death" and r["attempts"]
+        ],
+        "an attempt has failed",
+    )  # fmt: skip
+    assert (row["state"], "certificate is not trusted" in row["error"]) == ("pending", True), row
+    assert receiver.requests() == []
+    done = lab.ctl("alert", "test", check=False)
+    assert (done.returncode == 0, "update-ca-certificates" in done.stdout + done.stderr) == (
+        False,
+        True,
+    )
+    lab.push("/usr/local/share/ca-certificates/ours.crt", authority.certificate.read_text())
+    lab.machine.run(["update-ca-certificates"], limit=120)
+    (death,) = receiver.until("death", limit=240)
+    assert death["invocation_id"] == lab.incidents("one")[0]["invocation_id"]
+    lab.ctl("alert", "test")
+
+
+def test_a_stall_and_its_end_are_told(lab: Lab, receiver: Receiver) -> None:
+    configure(lab)
+    lab.engine("one", extra=HANG)
+    lab.apply()
+    lab.ctl("start", "one", "--wait")
+    life = lab.one("one")["invocation_id"]
+    core = engine_core(lab, "one")
+    lab.machine.run(["kill", "-STOP", core])
+    (stalled,) = receiver.until("stalled")
+    assert (stalled["engine"], stalled["invocation_id"]) == ("one", life)
+    assert "no progress for" in stalled["reason"]
+    assert lab.one("one")["state"] == "stalled"
+    lab.machine.run(["kill", "-CONT", core])
+    (recovered,) = receiver.until("recovered")
+    assert (recovered["engine"], recovered["invocation_id"]) == ("one", life)
+    assert receiver.seen("death") == []
+    assert len(receiver.seen("stalled")) == 1
+
+
+def test_a_start_over_its_learned_budget_is_told_once_while_it_lasts(
+    lab: Lab, receiver: Receiver
+) -> None:
+    """A minute more than the slowest of three: the least that counts (`core.alert_events`)."""
+    configure(lab)
+    lab.engine("one", life={"load_seconds": 0.3})
+    path = "/etc/sparkd/engines.d/one.toml"
+    lab.push(path, lab.machine.read(path).replace('budget = "60s"', 'budget = "300s"'))
+    lab.apply()
+    lab.ctl("start", "one", "--wait")
+    for _ in range(2):
+        lab.ctl("restart", "one", "--wait")
+    assert receiver.seen("slow-start") == [], "three starts teach, and were not slow"
+    lab.life("one", load_seconds=85)
+    lab.machine.run(["systemctl", "restart", "--no-block", "vllm-one.service"])
+    (slow,) = receiver.until("slow-start", limit=180)
+    assert lab.one("one")["state"] == "loading", "told while it still loads"
+    assert slow["engine"] == "one"
+    assert slow["invocation_id"] == lab.one("one")["invocation_id"]
+    lab.until("one", "ready", limit=120)
+    lab.die("one", "core-killed")
+    receiver.until("death")
+    assert len(receiver.seen("slow-start")) == 1, "not again when it is ready"
 
 
 def test_without_alerts_nothing_is_kept(lab: Lab) -> None:

@@ -5,12 +5,14 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,12 @@ from sparkd.core.alerts import Alert, Kind
 from sparkd.core.config import Source, load
 from sparkd.core.config_model import AlertConfig, AlertFormat, Webhook
 from tests.unit.alert_receivers import Receiver, closed_port, raw_server
+from tests.unit.certificates import (
+    CertificatePair,
+    certificate_authority,
+    self_signed,
+    signed_by,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 CANARY = "canary-8f2e1d7c"
@@ -175,25 +183,57 @@ def test_a_bad_receiver_is_left_at_the_deadline(
     assert not done[0].taken
 
 
-def test_a_self_signed_certificate_is_not_trusted(tmp_path: Path) -> None:
-    import ssl
-
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
-         "-nodes", "-keyout", tmp_path / "k", "-out", tmp_path / "c", "-subj", "/CN=localhost"],
-        check=True, capture_output=True, timeout=LIMIT,
-    )  # fmt: skip
+@contextmanager
+def tls_receiver(pair: CertificatePair) -> Iterator[tuple[str, list[bytes]]]:
+    """A receiver over TLS that answers 200; its address, and the beginnings of its requests."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "c", tmp_path / "k")
+    context.load_cert_chain(pair.certificate, pair.key)
     asked: list[bytes] = []
 
     def behave(peer: socket.socket) -> None:
         with context.wrap_socket(peer, server_side=True) as tls:
-            asked.append(tls.recv(10))
+            data = tls.recv(65536)
+            while not data.rstrip().endswith(b"}"):
+                data += tls.recv(65536)
+            asked.append(data)
+            tls.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 
     with raw_server(behave) as url:
-        outcome = post(url.replace("http:", "https:"))
+        yield url.replace("http:", "https:"), asked
+
+
+def test_a_self_signed_certificate_is_not_trusted(tmp_path: Path) -> None:
+    with tls_receiver(self_signed(tmp_path)) as (url, asked):
+        outcome = post(url)
     assert not outcome.taken
+    assert not outcome.refused, "it is kept and tried again"
+    assert "certificate is not trusted" in outcome.detail
+    assert "self-signed" in outcome.detail.replace(" ", "-")
+    assert "update-ca-certificates" in outcome.detail
+    assert asked == []
+
+
+def test_a_certificate_of_the_hosts_authorities_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = certificate_authority(tmp_path)
+    # Where OpenSSL looks for the host's authorities.
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+    with tls_receiver(signed_by(authority, tmp_path, "IP:127.0.0.1")) as (url, asked):
+        outcome = post(url)
+    assert (outcome.taken, outcome.detail) == (True, "HTTP 200")
+    assert asked[0].startswith(b"POST / HTTP/1.1\r\n")
+
+
+def test_a_trusted_authoritys_certificate_for_somebody_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = certificate_authority(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+    with tls_receiver(signed_by(authority, tmp_path, "DNS:other.example.org")) as (url, asked):
+        outcome = post(url)
+    assert not outcome.taken
+    assert "mismatch" in outcome.detail
     assert asked == []
 
 

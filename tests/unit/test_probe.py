@@ -272,13 +272,15 @@ def test_ipv6():
 
 def test_what_is_asked(server):
     address = server.run(replies(OK + b"\r\n"))
-    asked(address, request=("POST", "/v1/completions", b'{"a": 1}'), key="s3cret")
+    more = (("X-data-parallel-rank", "3"),)
+    asked(address, request=("POST", "/v1/completions", b'{"a": 1}'), key="s3cret", headers=more)
     head, _, body = server.requests[0].partition(b"\r\n\r\n")
     assert head.startswith(b"POST /v1/completions HTTP/1.1\r\n")
     lines = head.split(b"\r\n")
     assert b"Authorization: Bearer s3cret" in lines
     assert b"Content-Length: 8" in lines
     assert b"Connection: close" in lines
+    assert b"X-data-parallel-rank: 3" in lines
     assert body == b'{"a": 1}'
 
 

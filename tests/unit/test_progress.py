@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's counters out of whatever /metrics holds."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,13 +46,42 @@ def test_the_simulated_engine_speaks_the_same() -> None:
     assert after.work == 1
 
 
-def test_ranks_are_summed_and_of_a_doubled_series_the_last_counts() -> None:
+def test_ranks_are_told_apart_and_summed_and_of_a_doubled_series_the_last_counts() -> None:
     page = (
         b'vllm:generation_tokens_total{engine="0"} 5\n'
         b'vllm:generation_tokens_total{engine="1"} 6 1790000000000\n'
         b'vllm:generation_tokens_total{engine="1"} 7\n'
     )
-    assert progress.parse(page) == Counters(generation=12.0)
+    ranks = (("0", Counters(generation=5.0)), ("1", Counters(generation=7.0)))
+    assert progress.parse(page) == Counters(generation=12.0, ranks=ranks)
+
+
+def test_one_rank_is_none_and_what_names_no_rank_is_not_split() -> None:
+    assert progress.parse(PAGE).ranks == ()
+    two = PAGE + PAGE.replace(b'engine="0"', b'engine="10"').replace(b"345.0", b"5.0")
+    seen = progress.parse(two)
+    assert [rank for rank, _ in seen.ranks] == ["0", "10"]
+    assert [one.generation for _, one in seen.ranks] == [345.0, 5.0]
+    assert (seen.generation, seen.running) == (350.0, 4.0)
+    assert progress.parse(two + b"vllm:generation_tokens_total 1\n").ranks == ()
+    many = "".join(f'vllm:generation_tokens_total{{engine="{n}"}} 1\n' for n in range(5000))
+    assert progress.parse(many.encode()) == Counters(generation=5000.0)
+
+
+def test_the_sleep_of_one_rank_is_its_own() -> None:
+    page = b"".join(
+        b'vllm:engine_sleep_state{engine="%d",sleep_state="awake"} %d\n'
+        b'vllm:engine_sleep_state{engine="%d",sleep_state="discard_all"} %d\n'
+        % (rank, 1 - rank, rank, rank)
+        for rank in (0, 1)
+    )
+    assert [one.asleep for _, one in progress.parse(page).ranks] == [False, True]
+
+
+def test_the_record_names_the_ranks_only_where_there_are_several() -> None:
+    assert "ranks" not in progress.to_json(progress.parse(PAGE))
+    two = progress.parse(PAGE + PAGE.replace(b'engine="0"', b'engine="1"'))
+    assert json.loads(json.dumps(progress.to_json(two)))["ranks"]["1"]["iterations"] == 70.0
 
 
 @pytest.mark.parametrize(
