@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ends of life under a real systemd: recorded once, answered rightly, bounded."""
 
+import json
 import time
 
 import pytest
@@ -34,6 +35,32 @@ def test_a_death_with_exit_0_is_seen_named_and_healed(lab: Lab) -> None:
     assert again["restarts"] == {**again["restarts"], "used": 1, "limit": 3}
     assert lab.one("q38")["invocation_id"] == neighbour, "the neighbour was left alone"
     assert len(lab.incidents("nemotron")) == 1
+
+
+def test_an_engine_that_logs_json_is_understood(lab: Lab) -> None:
+    """From the first line of its start to its last words: readiness, boot facts, class, excerpt."""
+    lab.engine("one", serve='logging-config = { formatter = "json" }')
+    lab.apply()
+    lab.ctl("start", "one", "--wait")
+    told = lab.machine.out(["journalctl", "-u", unit("one"), "-o", "cat", "--no-pager"])
+    assert '"vllm_process_name": "EngineCore"' in told
+    assert "(EngineCore pid=" not in told
+    before = lab.one("one")["invocation_id"]
+    lab.die("one", "cuda-illegal-instruction")
+    death = lab.until_dead("one")[0]
+    assert death["invocation_id"] == before
+    assert "illegal-instruction" in death["class"]
+    assert death["was_ready"] is True
+    assert "(EngineCore pid=" in death["evidence"]
+    assert "illegal instruction" in death["evidence"]
+    detail = json.loads(lab.ctl("incident", death["id"], "--json").stdout)
+    assert [line["is_evidence"] for line in detail["log"]["lines"]].count(True) == 1
+    assert detail["boot"]["invocation_id"] == before
+    journal = lab.machine.out(["journalctl", "-u", unit("one"), "-o", "cat", "--no-pager"])
+    lab.push("/tmp/one.log", journal)
+    (found,) = json.loads(lab.ctl("classify", "--json", "/tmp/one.log").stdout)
+    assert found["class"] == death["class"]
+    lab.until("one", "ready")
 
 
 def test_the_third_death_holds_and_a_restart_by_hand_releases(lab: Lab) -> None:
