@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the journal still has of a life that ended, and of what sparkd did then."""
 
-import time
 from itertools import islice
 from typing import NamedTuple
 
+from sparkd.adapters.ended_log import Bounds, EndedLog
 from sparkd.adapters.journal import InvocationLog, engine_events
 from sparkd.core import timeline
 from sparkd.core.lines import Source, neutralise
@@ -35,25 +35,22 @@ class Deed(NamedTuple):
 
 
 def read(invocation_id: str, ended: float, evidence: str | None) -> LifeLog:
-    """Read one life's log, newest lines at most, within a bound of time.
+    """Read one life's log within a bound of lines and time, and both of its ends at any rate.
 
     Raises:
         OSError: the journal cannot be read.
     """
-    log = InvocationLog(invocation_id)
-    log.skip_to_last(LINES_MAX)
-    end = time.monotonic() + READ_S
+    bounds = Bounds(newest=LINES_MAX, cpu_s=READ_S, wall_s=READ_S)
+    log = EndedLog(InvocationLog(invocation_id), bounds)
     excerpt = Excerpt(evidence)
     loads: list[Load] = []
-    count = 0
-    for count, entry in enumerate(log.read(until=end), start=1):  # noqa: B007  (it is used below)
+    for entry in log:
         if entry.source is Source.ENGINE:
             excerpt.feed(entry.message, entry.realtime)
             point = timeline.load_of(entry.message, entry.source, entry.realtime)
             if point is not None and point.time >= ended - LOAD_HOURS * 3600:
                 loads.append(point)
-    complete = count < LINES_MAX and time.monotonic() < end
-    return LifeLog(timeline.downsample(loads), excerpt.lines(), complete)
+    return LifeLog(timeline.downsample(loads), excerpt.lines(), not log.passed_over)
 
 
 def deeds(engine: str, ended: float, until: float | None) -> list[Deed]:
