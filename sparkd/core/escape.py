@@ -18,6 +18,13 @@ _C_ESCAPES = {ord("\\"): r"\\", ord('"'): r"\""} | {
     code: f"\\x{code:02x}" for code in (*range(1, 0x20), 0x7F)
 }
 
+# What systemd calls "not UTF-8 clean", and then ignores the line (run with 252).
+_NONCHARACTER = re.compile(
+    "[\ufdd0-\ufdef"
+    + "".join(chr(plane << 16 | low) for plane in range(17) for low in (0xFFFE, 0xFFFF))
+    + "]"
+)
+
 _BARE = re.compile(r"[A-Za-z0-9_./:=,@+-]+\Z")
 
 
@@ -25,7 +32,7 @@ def check_encodable(text: str) -> None:
     """Refuse what cannot be an argument or an environment value at all.
 
     Raises:
-        UnitTextError: `text` holds a NUL byte or a lone surrogate.
+        UnitTextError: `text` holds a NUL byte, a lone surrogate or a noncharacter of Unicode.
     """
     if "\0" in text:
         raise UnitTextError("must not contain a NUL character")
@@ -33,6 +40,10 @@ def check_encodable(text: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError:
         raise UnitTextError("must be encodable as UTF-8") from None
+    if found := _NONCHARACTER.search(text):
+        raise UnitTextError(
+            f"must not contain U+{ord(found[0]):04X}, which is no character: systemd takes none"
+        )
 
 
 def specifier_safe(text: str) -> str:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from sparkd.core.config import Config, Source, load
 from sparkd.core.engine_environment import engine_environment
+from sparkd.core.escape import UnitTextError, check_encodable
 from sparkd.core.helper_options import await_ready_argv, await_slot_argv, with_credentials_argv
 from sparkd.core.marker import launch_hash
 from sparkd.core.text import has_control_character
@@ -154,11 +155,19 @@ def configuration(engines: Sequence[Mapping[str, object]]) -> Config:
     return load(sources, None)
 
 
+def can_be_carried(text: str) -> bool:
+    try:
+        check_encodable(text)
+    except UnitTextError:
+        return False
+    return True
+
+
 # Heavy on what unit files, shells and terminals treat as special.
 SPECIAL = "\\\"'$%;#@:+!-=/{}[]()&|<>*?~`^., \t\n\r\x01\x1b\x7f\x85\u2028é漢😀aZ09_"
 CHARACTERS = st.one_of(
     st.sampled_from(SPECIAL),
-    st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"),
+    st.characters(blacklist_categories=["Cs"]).filter(can_be_carried),
 )
 TEXT = st.text(CHARACTERS, max_size=30)
 SEEN = st.text(CHARACTERS.filter(lambda c: not has_control_character(c)), max_size=30)

@@ -54,7 +54,9 @@ def test_assignment(value: str, word: str) -> None:
     assert quote_assignment("A", value) == word
 
 
-@pytest.mark.parametrize("text", ["\0", "a\0b", "\ud800", "x\udfff"])
+@pytest.mark.parametrize(
+    "text", ["\0", "a\0b", "\ud800", "x\udfff", "\ufdd0", "a\ufffe", "\U0010ffff"]
+)
 def test_what_no_unit_can_carry_is_refused(text: str) -> None:
     with pytest.raises(UnitTextError):
         quote_argument(text)
