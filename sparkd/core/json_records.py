@@ -7,20 +7,13 @@ vLLM 0.32 and later write JSON with `--logging-config.formatter json`: python-js
 VLLM_LOGGING_CONFIG_PATH, and then put `(Process pid=N) ` in front of the object. The field names of
 other common JSON formatters are understood as well.
 
-Read by hand: a parser of the whole value would recurse, and would refuse an object whose end
-journald has cut off. Only what stands at the top level counts, so nothing that is nested can pose
-as a level or a message.
+journald cuts off the end of a long object; what came before is read all the same. Only what stands
+at the top level counts, so nothing that is nested can pose as a level or a message.
 """
 
 import re
-from collections.abc import Callable, Iterator
-from functools import cache
 from typing import NamedTuple
 
-KEYS_MAX = 64
-"""Members of an object that are read."""
-DEPTH_MAX = 32
-"""An object that nests deeper is no log record."""
 LINES_MAX = 1000
 """Lines of one record that are kept: the first half and, where a traceback ends, the last."""
 
@@ -41,26 +34,21 @@ _FIELD = {name: field for field, names in _NAMES.items() for name in names}
 _WINS = frozenset(names[0] for names in _NAMES.values())
 _NUMBERS = frozenset({"pid", "lineno"})
 _MAY_BE_CUT = frozenset({"text", "error", "stack"})
-"""Half a text is worth reading; half a name is another name."""
+_ESCAPE_MAX = 6
+"""Characters of an escape, all but the last of which may be left of it."""
+_MEMBERS_BACK = 16
+"""So many members, or items of a nested value, are given up when the cut fell between others."""
 
 _LEVELS = {
     **{name: name for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")},
     "WARN": "WARNING",
     "FATAL": "CRITICAL",
 }
-_KEY = re.compile(r'[,\s]*"([\w.@-]{1,64})"\s*:\s*')
-_SCALAR = re.compile(r"-?\d[\d.eE+-]{0,40}|true|false|null|NaN|-?Infinity")
-_NESTED = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]|[^"\[\]{}]+', re.DOTALL)
 _CLOCK = re.compile(r"(\d\d-\d\d)[ T](\d\d:\d\d:\d\d)")
 _NO_TIME = "00-00 00:00:00"
 _FILE_NAME = re.compile(r"[\w./-]{1,200}\.py")
 _PROCESS_NAME = re.compile(r"[\w-]{1,64}")
 _LOGGER_NAME = re.compile(r"(?:[\w-]{1,100}\.){0,20}([\w-]{1,100})")
-
-
-class _Value(NamedTuple):
-    text: str
-    is_number: bool = False
 
 
 class Process(NamedTuple):
@@ -125,103 +113,54 @@ def _prefix(said: dict[str, str], level: str, process: Process | None) -> str | 
 
 def _members(text: str) -> dict[str, str] | None:
     """The known fields of an object's top level; None when it is none."""
+    found = _load(text)
+    if found is None:
+        return None
     fields: dict[str, str] = {}
-    at = 1
-    for _ in range(KEYS_MAX):
-        key = _KEY.match(text, at)
-        if key is None:
-            break
-        value, at = _value(text, key.end())
-        if at < 0:
-            return None
-        name = key[1]
+    for name, value in found.items():
         field = _FIELD.get(name)
-        if field is None or value is None or (at > len(text) and field not in _MAY_BE_CUT):
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if field is None or is_number != (field in _NUMBERS):
             continue
-        is_number = field in _NUMBERS
-        if is_number == value.is_number and (name in _WINS or field not in fields):
-            fields[field] = value.text
+        if isinstance(value, list):  # as formatters may write a traceback
+            said = "\n".join(line for line in value if isinstance(line, str))
+        elif isinstance(value, str | int):
+            said = str(value)
+        else:
+            continue
+        if name in _WINS or field not in fields:
+            fields[field] = said
     return fields
 
 
-def _value(text: str, at: int) -> tuple[_Value | None, int]:
-    """The value that starts at `at`, and where it ends.
-
-    A negative end: this is no JSON. One behind the text's: the value has been cut off.
-    """
-    first = text[at : at + 1]
-    if first == '"':
-        string, end = _text_at(text, at + 1)
-        return _Value(string), end
-    if first == "[":
-        return _lines_at(text, at)
-    if first == "{":
-        return None, _end_of_nested(text, at)
-    scalar = _SCALAR.match(text, at)
-    if scalar is None:
-        return None, -1 if first else len(text) + 1
-    digits = scalar[0]
-    is_number = digits.isascii() and digits.isdigit() and len(digits) <= 10
-    return _Value(digits, is_number=True) if is_number else None, scalar.end()
-
-
-@cache
-def _scanner() -> Callable[[str, int, bool], tuple[str, int]]:
-    """The standard library's reader of a JSON string: in C, and linear.
-
-    Most logs hold no JSON, and whoever frames them at a start need not wait for the import (3 ms).
-    """
-    from json.decoder import scanstring  # type: ignore[attr-defined]  # noqa: PLC0415  (see above)
-
-    reader: Callable[[str, int, bool], tuple[str, int]] = scanstring
-    return reader
+def _load(text: str) -> dict[str, object] | None:
+    """The object, or as much of it as there is when its end has been cut off."""
+    whole = _parse(text)
+    if whole is not None or text.endswith("}"):
+        return whole
+    for end in ('"}', '"]}'):
+        for missing in range(_ESCAPE_MAX + 1):
+            cut = _parse(text[: len(text) - missing] + end)
+            if cut is not None:
+                # Half a text is worth reading; half a name is another name.
+                if _FIELD.get(list(cut)[-1]) not in _MAY_BE_CUT:
+                    cut.popitem()
+                return cut
+    at = len(text)
+    for _ in range(_MEMBERS_BACK):
+        at = text.rfind(', "', 0, at)
+        if at < 0:
+            return None
+        if (cut := _parse(text[:at] + "}")) is not None:
+            return cut
+    return None
 
 
-def _text_at(text: str, at: int) -> tuple[str, int]:
+def _parse(text: str) -> dict[str, object] | None:
+    import json  # noqa: PLC0415  (3 ms, and most logs hold none: a start need not wait for it)
+
     try:
-        return _scanner()(text, at, False)
-    except ValueError:
-        return _cut_text(text, at), len(text) + 1
-
-
-def _cut_text(text: str, at: int) -> str:
-    """A string whose end is missing, as may be that of its last escape."""
-    for missing in range(7):
-        try:
-            whole = text[: max(at, len(text) - missing)] + '"'
-            return _scanner()(whole, at, False)[0]
-        except ValueError:
-            continue
-    return ""
-
-
-def _lines_at(text: str, at: int) -> tuple[_Value | None, int]:
-    """A list; when it is one of strings, as formatters may write a traceback, those as lines."""
-    end = _end_of_nested(text, at)
-    if end < 0:
-        return None, end
-    lines = list(_strings(text, at + 1, min(end, len(text))))
-    return _Value("\n".join(lines)) if lines else None, end
-
-
-def _strings(text: str, at: int, end: int) -> Iterator[str]:
-    while at < end and text.startswith('"', at):
-        line, at = _text_at(text, at + 1)
-        yield line
-        while at < end and text[at] in ", \t":
-            at += 1
-
-
-def _end_of_nested(text: str, at: int) -> int:
-    """Where the value that opens at `at` ends; a negative number: it nests too deep."""
-    depth = 0
-    for token in _NESTED.finditer(text, at):
-        if token[0] in "[{":
-            depth += 1
-        elif token[0] in "]}":
-            depth -= 1
-        if depth > DEPTH_MAX:
-            return -1
-        if depth == 0:
-            return token.end()
-    return len(text) + 1
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

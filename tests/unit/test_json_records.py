@@ -121,7 +121,6 @@ def test_a_record_that_journald_cut_off_keeps_what_came_before() -> None:
         record(vllm_process_name=...),
         '{"levelname": "ERROR", "name": "vllm.v1.engine.core" oops',
         '{"levelname": nope, "name": "vllm.v1.engine.core", "message": "x", "process": 1}',
-        '{"a": ' + "[" * 40 + "]" * 40 + ", " + record()[1:],
         '["levelname", "ERROR"]',
     ],
 )
