@@ -69,14 +69,11 @@ def read_json(file: Path) -> dict[str, Any]:
 def _open(file: Path) -> BinaryIO:
     """Open a regular file; whatever else has its name raises OSError."""
     # O_NONBLOCK: opening a FIFO must not wait for a writer.
-    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(f"{file} is no regular file")
-        return os.fdopen(descriptor, "rb")
-    except OSError:
-        os.close(descriptor)
-        raise
+    stream = os.fdopen(os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")
+    if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        return stream
+    stream.close()
+    raise OSError(f"{file} is no regular file")
 
 
 def _indexed(directory: Path) -> set[str]:
