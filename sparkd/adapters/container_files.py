@@ -42,7 +42,7 @@ def containers(homes: Sequence[Path] = ()) -> Iterator[Container]:
         yield from docker(root, "docker")
     yield from podman(PODMAN_ROOT, "podman")
     if (PODMAN_ROOT / "libpod/bolt_state.db").exists():
-        yield from _asked_podman()
+        yield from asked_podman()
     for home in homes:
         yield from docker(home / _USERS_DOCKER, f"{home.name}'s docker")
         yield from podman(home / _USERS_PODMAN, f"{home.name}'s podman")
@@ -89,7 +89,8 @@ def _bound(bindings: Mapping[str, object]) -> Iterator[int]:
                 yield int(text)
 
 
-def _asked_podman() -> Iterator[Container]:
+def asked_podman() -> Iterator[Container]:
+    """The containers that Podman itself names; none where it is missing or fails."""
     numbers = (output(["podman", "ps", "--all", "--quiet", "--no-trunc"]) or "").split()
     said = output(["podman", "inspect", *numbers[:_MAX_CONTAINERS]]) if numbers else None
     for one in _parsed(said or "[]", list):

@@ -127,6 +127,27 @@ def test_a_view_without_an_end_is_given_up(tmp_path: Path) -> None:
     assert time.monotonic() - begun < 60, "it came back at all"
 
 
+def test_an_older_podman_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = [
+        {
+            "Name": "old", "State": {"Running": True}, "Path": "vllm", "Args": ["serve", "/m"],
+            "Config": {"Image": "vllm/vllm-openai"},
+            "HostConfig": {
+                "RestartPolicy": {"Name": "always"}, "NetworkMode": "bridge",
+                "PortBindings": {"8000/tcp": [{"HostIp": "", "HostPort": "8014"}]},
+            },
+        }
+    ]  # fmt: skip
+    program = tmp_path / "podman"
+    program.write_text(f"#!/bin/sh\n[ $1 = ps ] && echo 1f || echo '{json.dumps(answer)}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (one,) = container_files.asked_podman()
+    assert (one.engine, one.name, one.policy, one.published) == ("podman", "old", "always", (8014,))
+    program.write_text("#!/bin/sh\nexit 125\n")
+    assert list(container_files.asked_podman()) == []
+
+
 def test_a_unit_that_podman_wrote_starts_a_container_by_its_name() -> None:
     text = (
         "[Service]\nExecStartPre=/usr/bin/podman stop x\n"
