@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sparkd.cli.exits import MEANINGS
 from sparkd.cli.verbs import VERBS, Option, Verb
-from sparkd.core.schema import ENGINE, FREE_SECTIONS, HOST, SETTINGS, Setting
+from sparkd.core.schema import ENGINE, FREE_SECTIONS, HOST, NAME, SETTINGS, Setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,9 @@ def default_host_config() -> str:
             continue
         if setting.section != section:
             section = setting.section
-            text += f"\n[{section}]\n"
+            # Without a name of the operator's there is no such section: this one is an example.
+            is_named = NAME in section
+            text += f"\n{'#' * is_named}[{section.replace(NAME, 'comfyui')}]\n"
         plain = setting.help.replace("`", "")
         text += textwrap.fill(plain, 96, initial_indent="# ", subsequent_indent="# ") + "\n"
         text += f"#{setting.key} = {_default(setting)}\n"

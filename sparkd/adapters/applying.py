@@ -473,7 +473,7 @@ def launch_of(engine: EngineConfig, memory_total: int, *, is_same: bool = False)
     return Launch(
         utilization=engine.memory_utilization,
         memory_total=memory_total,
-        weights=0 if files is None or files.missing else files.weights,
+        weights=0 if files is None else files.whole_weights,
         kv_cache_bytes=_fixed_kv_cache(engine.serve),
         is_same=is_same,
     )

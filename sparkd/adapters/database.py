@@ -164,6 +164,22 @@ class Reader:
         values = ((engine, json.loads(text)) for engine, text in rows)
         return {engine: value for engine, value in values if isinstance(value, dict)}
 
+    def first_starts(self, boot_id: str) -> list[tuple[str, float, float]]:
+        """Each engine's first start in a boot of the machine that became ready, in their order.
+
+        Engine, seconds after the boot at which it was launched, seconds from there to ready. Starts
+        that an older sparkd recorded do not say in which boot they were.
+        """
+        rows = self._connection.execute(
+            "SELECT engine, min(json_extract(record, '$.launched_boottime')) AS launched,"
+            " json_extract(record, '$.seconds') FROM boots"
+            " WHERE json_extract(record, '$.boot_id') = ?"
+            " AND json_type(record, '$.launched_boottime') IN ('real', 'integer')"
+            " GROUP BY engine ORDER BY launched",
+            (boot_id,),
+        )
+        return [(str(row[0]), float(row[1]), float(row[2])) for row in rows]
+
     def find(self, identity: str) -> list[Detail]:
         """The ends of life with this row number, or whose invocation begins so; at most ten."""
         rows = self._connection.execute(

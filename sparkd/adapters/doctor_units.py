@@ -2,13 +2,14 @@
 """Looks at units, their drop-ins and order, and for whoever else starts a server on this host."""
 
 import contextlib
-import json
+import os
 import pwd
+import re
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from sparkd.adapters import clock, container_files, database, proc, starts
 from sparkd.adapters.commands import output
 from sparkd.adapters.config_view import ConfigView, View
 from sparkd.adapters.revision_files import Revisions
@@ -16,18 +17,23 @@ from sparkd.adapters.service_manager import Viewer
 from sparkd.adapters.state_files import StateFiles
 from sparkd.adapters.unit_files import UNIT_DIRECTORY
 from sparkd.core.config_state import UnitFile
+from sparkd.core.doctor import containers, driver
+from sparkd.core.doctor import last_boot as last_boot_rules
+from sparkd.core.doctor.containers import Container
 from sparkd.core.doctor.origins import DropIn
+from sparkd.core.doctor.ports import containers_started, published
 from sparkd.core.doctor.units import TARGET, Facts, Host, Rival
 from sparkd.core.importing.unit_text import Fragment, parse
 from sparkd.core.schema import ENGINE_NAME
-from sparkd.core.unit_state import unit_of
+from sparkd.core.unit_state import UnitFacts, unit_of
 
 _SYSTEM_UNITS = (
     "/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system",
     "/usr/lib/systemd/system",
 )  # fmt: skip
 _CRONTABS = ("/etc/crontab", "/etc/cron.d", "/var/spool/cron/crontabs", "/var/spool/cron")
-_DOCKERS = ("docker", "podman")
+_USERS_UNITS = ("systemd/user", "containers/systemd")
+_HOST_NETWORK = re.compile(r"(?m)^Network\s*=\s*host\b|--net(?:work)?[= ]host\b")
 _MAX_BYTES = 1 << 20
 _MAX_FILES = 5000
 # What `systemctl show` calls differently than a unit file.
@@ -115,6 +121,55 @@ def _engine(
         drop_ins=_drop_ins(unit_of(name), text, unit.drop_ins),
         active=unit.active_state == "active",
     )
+
+
+def tenants(viewer: Viewer, units: Collection[str]) -> dict[str, UnitFacts]:
+    """The units that sparkd.toml names for tenants.
+
+    Raises:
+        BusError: systemd does not answer.
+    """
+    return {unit: viewer.unit(unit) for unit in units}
+
+
+def drivers(viewer: Viewer, names: Collection[str]) -> list[driver.Facts]:
+    """With which NVIDIA driver each engine was started.
+
+    Raises:
+        BusError: systemd does not answer.
+    """
+    found = []
+    for name in names:
+        unit = viewer.unit(unit_of(name))
+        admitted = starts.admitted(unit.unit, unit.invocation_id) if unit.main_pid else None
+        known = starts.known(name).known
+        found.append(
+            driver.Facts(
+                name,
+                running_with="" if admitted is None else admitted[0].get("driver", ""),
+                ready_with=known[-1].fingerprint.get("driver", "") if known else "",
+            )
+        )
+    return found
+
+
+def last_boot() -> tuple[list[last_boot_rules.Start], bool]:
+    """What the database has of the first starts since the boot, and whether units changed since.
+
+    Raises:
+        DatabaseError: it cannot be read.
+    """
+    now = clock.moment()
+    with database.reader() as known:
+        rows = [] if known is None else known.first_starts(now.boot_id)
+    # In a container the boot clock is the host's: the boot is when process 1 began.
+    begun = (proc.start_time(1) or 0) / os.sysconf("SC_CLK_TCK")
+    found = [last_boot_rules.Start(name, at - begun, seconds) for name, at, seconds in rows]
+    changed = False
+    with contextlib.suppress(OSError):
+        last = [Revisions().read(number) for number in Revisions().numbers()[-1:]]
+        changed = any(one is None or one.time > now.wall - now.boottime + begun for one in last)
+    return found, changed
 
 
 def _touched(path: Path) -> str:
@@ -212,26 +267,30 @@ def _begun() -> str:
 
 def rivals() -> Iterator[Rival]:
     """Everything outside of sparkd's own units that would start a server by itself."""
-    yield from _unit_files()
+    homes = _homes()
+    found = list(container_files.containers(homes))
+    yield from _unit_files(homes, {one.name: one for one in found})
     yield from _cron()
-    for docker in _DOCKERS:
-        yield from _containers(docker)
+    yield from filter(None, map(containers.rival, found))
 
 
-def _unit_files() -> Iterator[Rival]:
-    homes = [f"{home}/.config/systemd/user" for home in _homes()]
-    quadlets = [
-        "/etc/containers/systemd",
-        *(f"{home}/.config/containers/systemd" for home in _homes()),
-    ]
-    for folder in (*_SYSTEM_UNITS, "/etc/systemd/user", *homes, *quadlets):
+def _unit_files(homes: Sequence[Path], known: Mapping[str, Container]) -> Iterator[Rival]:
+    users = [f"{home}/.config/{kind}" for home in homes for kind in _USERS_UNITS]
+    folders = (*_SYSTEM_UNITS, "/etc/systemd/user", *users, "/etc/containers/systemd")
+    for folder in folders:
         for file in _files(Path(folder), (".service", ".container")):
             text = _text(file)
-            if text is None or "[X-Sparkd]" in text or "vllm" not in text:
+            if text is None or "[X-Sparkd]" in text:
+                continue
+            started = [known[name] for name in containers_started(text) if name in known]
+            if "vllm" not in text and not started:
                 continue
             kind = "user unit" if "/user" in folder or "/.config/" in folder else "unit"
-            ports = tuple(_published(text))
-            yield Rival(f"{kind} {file}", text, ports)
+            ports = {*_published(text), *(port for one in started for port in one.published)}
+            # Behind a network of its own only published ports are the host's.
+            own = "" if file.suffix == ".container" and not _HOST_NETWORK.search(text) else text
+            lines = (own, *(" ".join(one.command) for one in started if one.host_network))
+            yield Rival(f"{kind} {file}", "\n".join(lines), tuple(sorted(ports)))
 
 
 def _published(text: str) -> Iterator[int]:
@@ -239,9 +298,7 @@ def _published(text: str) -> Iterator[int]:
     for line in text.splitlines():
         key, _, value = line.partition("=")
         if key.strip() == "PublishPort":
-            host = value.strip().rpartition(":")[0].rpartition(":")[2]
-            if host.isascii() and host.isdigit():
-                yield int(host)
+            yield from published(value)
 
 
 def _homes() -> list[Path]:
@@ -265,38 +322,6 @@ def _cron() -> Iterator[Rival]:
                 text = _text(file)
                 if text is not None and "vllm" in text:
                     yield Rival(str(file), text)
-
-
-def _containers(docker: str) -> Iterator[Rival]:
-    """Containers that their engine starts again by itself, also after a reboot."""
-    numbers = (output([docker, "ps", "--all", "--quiet", "--no-trunc"]) or "").split()
-    if not numbers:
-        return
-    said = output([docker, "inspect", *numbers[:200]])
-    with contextlib.suppress(ValueError, TypeError, AttributeError):
-        for container in json.loads(said or "[]"):
-            host = container.get("HostConfig") or {}
-            policy = str((host.get("RestartPolicy") or {}).get("Name") or "no")
-            if policy != "no":
-                name = str(container.get("Name") or "").lstrip("/")
-                who = f"{docker} container {name} (restart: {policy})"
-                yield Rival(who, _command(container), tuple(_bound(host)))
-
-
-def _command(container: Any) -> str:  # noqa: ANN401  (JSON)
-    config = container.get("Config") or {}
-    words = [config.get("Image"), *(config.get("Entrypoint") or []), *(config.get("Cmd") or [])]
-    network = str((container.get("HostConfig") or {}).get("NetworkMode"))
-    # Behind a network of its own only published ports are the host's.
-    return " ".join(str(word) for word in words) if network == "host" else ""
-
-
-def _bound(host: Any) -> Iterator[int]:  # noqa: ANN401  (JSON)
-    for bindings in (host.get("PortBindings") or {}).values():
-        for binding in bindings or []:
-            text = str(binding.get("HostPort") or "")
-            if text.isascii() and text.isdigit():
-                yield int(text)
 
 
 def _text(file: Path) -> str | None:

@@ -17,6 +17,10 @@ from sparkd.core.importing.unit_text import Fragment, parse
 MAX_BYTES = 1 << 20
 _TIMEOUT_SECONDS = 20
 _FRAGMENT_HEAD = re.compile(r"^# (/\S.*)$")
+_SYSTEM_FOLDERS = frozenset(
+    {"/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system",
+     "/usr/lib/systemd/system", "/lib/systemd/system"}
+)  # fmt: skip
 _UNIT_NAME = re.compile(r"[A-Za-z0-9:_.\\@-]+\.(?:service|container|timer)\Z")
 
 
@@ -112,6 +116,10 @@ def _from_file(path: Path) -> Iterator[Document]:
 
 
 def _unit_document(path: Path, name: str) -> Document:
+    # Its drop-ins may lie in any of these folders, and systemd knows which of them count.
+    loaded = _loaded_unit(name) if str(path.parent) in _SYSTEM_FOLDERS else None
+    if loaded is not None and loaded.path == str(path):
+        return loaded
     fragment = Fragment(str(path), _read_text(path))
     folders = [path.with_name(f"{other}.d") for other in _drop_in_names(name, path.suffix)]
     # Of two files of one name systemd takes the one for the more specific name.

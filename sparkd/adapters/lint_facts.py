@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sparkd.adapters.model_files import read_json
+from sparkd.adapters import model_files
 from sparkd.core.config_model import Config, EngineConfig
 from sparkd.core.lint.checkpoint import Checkpoint, read_checkpoint
 from sparkd.core.lint.facts import EngineFacts, Facts, HostFacts
@@ -27,7 +27,6 @@ from sparkd.core.lint.vllm_help import Flag, parse_help
 
 _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+!_-]{0,63}\Z")
 _MAX_HELP_BYTES = 4 << 20
-_MAX_SHARDS = 2048
 _HELP_SECONDS = 180
 # `vllm serve` of 0.11 to 0.33 has 200 flags or more; with fewer the text is another one.
 _FEWEST_FLAGS = 50
@@ -121,32 +120,15 @@ def _an_engine_runs() -> bool:
 
 
 def _checkpoint(model: str) -> Checkpoint | None:
-    directory = Path(model)
-    if not directory.is_absolute():
+    if not model.startswith("/"):
         return None
-    config = read_json(directory / "config.json")
-    if not config:
+    files = model_files.look(Path(model))
+    if files is None or not files.config:
         return None
-    weights, shards = _weights(directory)
-    return read_checkpoint(config, read_json(directory / "hf_quant_config.json"), weights, shards)
-
-
-def _weights(directory: Path) -> tuple[int, int]:
-    """Return the bytes and number of the weight files that vLLM reads; (0, 0) when unknown."""
-    index = read_json(directory / "model.safetensors.index.json").get("weight_map")
-    named = set(index.values()) if isinstance(index, dict) else set()
-    try:
-        # Without an index everything counts but a second copy in Mistral's own layout.
-        files = [directory / name for name in named] or [
-            file
-            for file in directory.glob("*.safetensors")
-            if not file.name.startswith("consolidated")
-        ]
-        if len(files) > _MAX_SHARDS:
-            return 0, 0
-        return sum(file.stat().st_size for file in files), len(files)
-    except (OSError, TypeError):
-        return 0, 0
+    quantization = model_files.read_json(Path(model) / "hf_quant_config.json")
+    # Of an incomplete checkpoint the size is not known.
+    shards = 0 if files.missing else files.files
+    return read_checkpoint(files.config, quantization, files.whole_weights, shards)
 
 
 def installed_version(venv: Path) -> str | None:
@@ -220,7 +202,7 @@ def _cache_file(fingerprint: str) -> Path:
 
 
 def _read_kept(file: Path, fingerprint: str) -> str | None:
-    kept = read_json(file)
+    kept = model_files.read_json(file)
     text = kept.get("help")
     same = kept.get("format") == _CACHE_FORMAT and kept.get("fingerprint") == fingerprint
     return text if same and isinstance(text, str) else None

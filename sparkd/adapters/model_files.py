@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 MAX_JSON_BYTES = 16 << 20
 _MAX_FILES = 4096
@@ -20,11 +20,16 @@ class ModelFiles(NamedTuple):
     config: Mapping[str, Any]
     """config.json; {} where there is none that can be read."""
     weights: int
-    """Bytes of the weight files that vLLM reads; 0 where unknown."""
+    """Bytes of the weight files that vLLM reads and that are whole."""
     files: int
     missing: tuple[str, ...]
     """Weight files that the index names and that are not there or are cut short."""
     has_tokenizer: bool
+
+    @property
+    def whole_weights(self) -> int:
+        """Bytes of all weight files; 0, which is unknown, while one is missing or cut short."""
+        return 0 if self.missing else self.weights
 
 
 def look(directory: Path) -> ModelFiles | None:
@@ -54,18 +59,21 @@ def look(directory: Path) -> ModelFiles | None:
 def read_json(file: Path) -> dict[str, Any]:
     """Return a JSON object from a regular file of sensible size, {} when it is none."""
     try:
-        # O_NONBLOCK: opening a FIFO must not wait for a writer.
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return {}
-    with os.fdopen(descriptor, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return {}
-        try:
+        with _open(file) as stream:
             value = json.loads(stream.read(MAX_JSON_BYTES))
-        except (OSError, ValueError, RecursionError):
-            return {}
+    except (OSError, ValueError, RecursionError):
+        return {}
     return value if isinstance(value, dict) else {}
+
+
+def _open(file: Path) -> BinaryIO:
+    """Open a regular file; whatever else has its name raises OSError."""
+    # O_NONBLOCK: opening a FIFO must not wait for a writer.
+    stream = os.fdopen(os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")
+    if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        return stream
+    stream.close()
+    raise OSError(f"{file} is no regular file")
 
 
 def _indexed(directory: Path) -> set[str]:
@@ -82,7 +90,7 @@ def _size(file: Path) -> int | None:
     The header is JSON with the offsets of all tensors; the largest is where the file must end.
     """
     try:
-        with file.open("rb") as stream:
+        with _open(file) as stream:
             size = os.fstat(stream.fileno()).st_size
             length = int.from_bytes(stream.read(_HEADER_BYTES), "little")
             if size < _HEADER_BYTES or not 0 < length <= MAX_JSON_BYTES:

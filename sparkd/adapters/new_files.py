@@ -2,8 +2,13 @@
 """Files that are made for an operator, and never in place of one of theirs."""
 
 import os
+import stat
 import tempfile
 from pathlib import Path
+
+
+class ChangedError(Exception):
+    """A file is not what was read before, so it was left alone; the text says how it differs."""
 
 
 def create(path: Path, text: str) -> None:
@@ -24,7 +29,38 @@ def create(path: Path, text: str) -> None:
         os.link(name, path)  # unlike a rename, it never replaces what is there
     finally:
         Path(name).unlink()
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    _sync(path.parent)
+
+
+def extend(path: Path, before: str, after: str) -> None:
+    """Replace an operator's file by a longer one, whole or not at all; mode and owner stay.
+
+    Raises:
+        ChangedError: it is a link or no file, or it is no longer `before`.
+        OSError: the directory cannot be written to.
+    """
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ChangedError("it is a link or no regular file")
+    if path.read_text(encoding="utf-8", errors="surrogateescape") != before:
+        raise ChangedError("it changed meanwhile")
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+            os.fchown(file.fileno(), status.st_uid, status.st_gid)
+            os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode))
+            file.write(after)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink()
+        raise
+    _sync(path.parent)
+
+
+def _sync(directory: Path) -> None:
+    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)
     finally:

@@ -7,13 +7,14 @@ It needs no daemon, changes nothing, and ends with the number of findings.
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sparkd.adapters import (
     caps_files,
     config_files,
+    database,
     doctor_engines,
     doctor_host,
     doctor_units,
@@ -28,13 +29,16 @@ from sparkd.cli.terminal import Paint, neutralise, paint_for
 from sparkd.core import config as core_config
 from sparkd.core.caps import LaunchPath
 from sparkd.core.config import Config, ConfigError, ConfigErrors, Source
+from sparkd.core.doctor import driver as driver_rules
 from sparkd.core.doctor import engines as engine_rules
 from sparkd.core.doctor import host as host_rules
+from sparkd.core.doctor import last_boot as last_boot_rules
+from sparkd.core.doctor import memory as memory_rules
 from sparkd.core.doctor import origins
 from sparkd.core.doctor import units as unit_rules
 from sparkd.core.doctor.model import Finding, finding, markdown
 from sparkd.core.doctor.origins import Value
-from sparkd.core.unit_state import unit_of
+from sparkd.core.unit_state import UnitFacts, unit_of
 
 COUNT_MAX = 99
 """Above that, exit statuses have meanings of their own."""
@@ -48,6 +52,9 @@ class Page(NamedTuple):
     sources: Sequence[Source]
     engines: Sequence[engine_rules.Facts]
     units: Sequence[unit_rules.Facts]
+    memory: memory_rules.Plan | None
+    """None while the configuration is refused."""
+    last_boot: Sequence[last_boot_rules.Start]
     findings: Sequence[Finding]
 
 
@@ -90,13 +97,37 @@ def look() -> Page:
     for engine in engines:
         found += engine_rules.judge(engine)
     units: Sequence[unit_rules.Facts] = ()
+    tenants: Mapping[str, UnitFacts] = {}
+    systemd = Systemctl()
+    named = [source.engine for source in sources if source.engine]
     try:
-        units, around = doctor_units.look(Systemctl(), [s.engine for s in sources if s.engine])
+        units, around = doctor_units.look(systemd, named)
         found += unit_rules.judge(units, around)
+        drivers = doctor_units.drivers(systemd, [unit.name for unit in units])
+        found += driver_rules.judge(drivers, host.driver, host.driver_library)
+        named_units = [one.unit for one in host_config.tenants if one.unit is not None]
+        tenants = doctor_units.tenants(systemd, named_units)
+        found += memory_rules.judge(host_config.tenants, tenants)
     except BusError as error:
         found.append(finding("DOC001", "systemd", str(error)))
+    plan = None if config is None else memory_rules.plan(config, host.memory_total, tenants)
+    last_boot = _last_boot(units, found)
     found += _unseen()
-    return Page(host, paths, sources, engines, units, sorted(found, key=lambda one: one.code))
+    found.sort(key=lambda one: one.code)
+    return Page(host, paths, sources, engines, units, plan, last_boot, found)
+
+
+def _last_boot(
+    units: Sequence[unit_rules.Facts], found: list[Finding]
+) -> Sequence[last_boot_rules.Start]:
+    try:
+        starts, changed = doctor_units.last_boot()
+    except (database.DatabaseError, OSError) as error:
+        found.append(finding("DOC001", "last boot", str(error)))
+        return ()
+    planned = [facts.name for facts in unit_rules.boot_order(units)]
+    found += last_boot_rules.judge(planned, starts, changed_since=changed)
+    return starts
 
 
 def _configuration() -> tuple[Sequence[Source], Config | None, list[Finding]]:
@@ -141,6 +172,8 @@ def _json(page: Page) -> dict[str, Any]:
         "settings": [value._asdict() for value in _values(page.sources, None)],
         "engines": [_engine_json(page, name, units.get(name)) for name in names],
         "boot_order": order,
+        "last_boot": [start._asdict() for start in last_boot_rules.of_the_boot(page.last_boot)],
+        "memory_plan": memory_rules.to_json(page.memory),
     }
 
 
@@ -169,6 +202,9 @@ def _values(sources: Sequence[Source], engine: str | None) -> list[Value]:
 def _shown(page: Page, paint: Paint, *, every_value: bool) -> Iterator[str]:
     yield paint("bold", "Host")
     yield from (f"  {neutralise(line)}" for line in host_rules.lines(page.host))
+    if page.memory is not None:
+        yield paint("bold", "Memory plan")
+        yield from (f"  {neutralise(line)}" for line in memory_rules.lines(page.memory))
     yield paint("bold", "Compile caps")
     for path in page.launch_paths:
         capped = {True: "yes", False: "no", None: "unknown"}[path.capped]
@@ -188,6 +224,9 @@ def _shown(page: Page, paint: Paint, *, every_value: bool) -> Iterator[str]:
     for unit in page.units:
         if not unit_rules.starts_at_boot(unit):
             yield neutralise(f"  {unit.name} {unit_rules.at_boot(unit)}")
+    if page.last_boot:
+        yield paint("bold", "Last boot")
+        yield from (f"  {neutralise(line)}" for line in last_boot_rules.lines(page.last_boot))
     count = len(page.findings)
     yield paint("bold", f"{count} finding{'' if count == 1 else 's'}" if count else "No findings")
     for one in page.findings:

@@ -10,19 +10,21 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkd.adapters.config_files import CONFIG_DIRECTORY, ENGINE_DIRECTORY
+from sparkd.adapters.config_files import CONFIG_DIRECTORY, ENGINE_DIRECTORY, HOST_FILE
 from sparkd.adapters.launch_files import HostSurroundings, SourceError, documents
-from sparkd.adapters.new_files import create
+from sparkd.adapters.new_files import ChangedError, create, extend
 from sparkd.cli.exits import CliError, Exit
 from sparkd.cli.terminal import neutralise
 from sparkd.core.config import Source
 from sparkd.core.importing import plan as planning
 from sparkd.core.importing.model import Refused
+from sparkd.core.importing.tenants import appended
 from sparkd.core.text import is_plain_path
 
 if TYPE_CHECKING:
     from sparkd.core.importing.plan import Document, Plan
     from sparkd.core.importing.proposal import Proposal
+    from sparkd.core.importing.tenants import TenantProposal
 
 SUMMARY = "propose engines from what starts vLLM today; starts, stops and overwrites nothing"
 
@@ -94,18 +96,19 @@ def run(args: argparse.Namespace) -> int:
             found += _documents(source)
         except SourceError as error:
             missing.append(Refused(source, str(error)))
+    existing = _existing(args.config_dir)
     plan = planning.make(
-        found, HostSurroundings(), venv=args.venv, existing=_existing(args.config_dir),
-        memory_total=_memory_total(),
-    )  # fmt: skip
+        found, HostSurroundings(), venv=args.venv, existing=existing, memory_total=_memory_total()
+    )
     plan.refused = [*missing, *plan.refused]
     if args.replace:
         return _replace(args, found, plan)
     outcomes = _outcomes(plan, args.config_dir, write=args.write)
+    kept = _keep(plan.tenants, existing[0], write=args.write)
     if args.json:
         print(json.dumps(as_json(plan), indent=2, ensure_ascii=True))
     else:
-        for line in _report(plan, outcomes):
+        for line in _report(plan, outcomes, kept):
             print(neutralise(line))
     unwritten = args.write and not all(outcome.startswith("written") for outcome in outcomes)
     return Exit.FAILURE if plan.refused or unwritten else Exit.OK
@@ -136,12 +139,19 @@ def _documents(source: str) -> "list[Document]":
 
 
 def _existing(directory: Path) -> list[Source]:
-    """Return the engines that are configured already; one that cannot be read counts as empty."""
+    """Return the configuration that is there; a file that cannot be read counts as empty."""
     surroundings = HostSurroundings()
+    host = _host_file(directory)
+    files = sorted(directory.glob("[!.]*.toml"))
     return [
-        Source(str(file), surroundings.read(str(file)) or "", file.stem)
-        for file in sorted(directory.glob("[!.]*.toml"))
+        Source(str(host), surroundings.read(str(host)) or ""),
+        *(Source(str(file), surroundings.read(str(file)) or "", file.stem) for file in files),
     ]
+
+
+def _host_file(directory: Path) -> Path:
+    """Return the sparkd.toml that belongs to a folder of engines."""
+    return directory.parent / HOST_FILE
 
 
 def _memory_total() -> int | None:
@@ -189,13 +199,48 @@ def _outcome(engine: "Proposal", directory: Path, *, write: bool) -> str:
     return f"written to {path}"
 
 
-def _report(plan: "Plan", outcomes: Sequence[str]) -> Iterable[str]:
+def _keep(tenants: "Sequence[TenantProposal]", host: Source, *, write: bool) -> list[str]:
+    """Return what becomes of each tenant, and append those that can be written to sparkd.toml."""
+    fitting = [tenant for tenant in tenants if not tenant.obstacle]
+    outcome = f"would be appended to {host.path} with --write"
+    if write and fitting:
+        outcome = _append(fitting, host)
+    commented = ", as a comment: its memory is not known"
+    return [
+        f"not written: {tenant.obstacle}"
+        if tenant.obstacle
+        else outcome + (commented if not tenant.is_known else "")
+        for tenant in tenants
+    ]
+
+
+def _append(tenants: "Sequence[TenantProposal]", host: Source) -> str:
+    file, before = Path(host.path), str(host.data)
+    try:
+        if file.exists():
+            extend(file, before, appended(before, tenants))
+        else:
+            create(file, appended("", tenants))
+    except (ChangedError, FileExistsError) as error:
+        return f"not written: {file}: {error}"
+    except OSError as error:
+        return f"not written: {file}: {error.strerror}"
+    return f"appended to {file}"
+
+
+def _report(plan: "Plan", outcomes: Sequence[str], kept: Sequence[str]) -> Iterable[str]:
     for engine, outcome in zip(plan.engines, outcomes, strict=True):
         yield f"engine {engine.name} from {engine.origin}"
         yield f"  {outcome}"
         yield f"  starts: {shlex.join(engine.argv)}"
         yield ""
         yield from (f"    {line}".rstrip() for line in engine.config.splitlines())
+        yield ""
+    for tenant, outcome in zip(plan.tenants, kept, strict=True):
+        yield f"tenant {tenant.name} from {tenant.origin}"
+        yield f"  {outcome}"
+        yield ""
+        yield from (f"    {line}".rstrip() for line in tenant.text.splitlines())
         yield ""
     for refused in plan.refused:
         yield f"refused: {refused.source}: {refused.reason}"

@@ -70,6 +70,7 @@ def make(extra: Sequence[Path], venv: str | None) -> Plan:
         total,
         config.host.reserve.of(total),
         sum(int(e.memory_utilization * total) for e in config.engines if e.autostart),
+        config.host.tenants_of(total),
     )
     known = {engine.model for engine in config.engines}
     models = [model for model in inventory.models(extra) if model.path not in known]

@@ -20,6 +20,7 @@ from sparkd.core.config_model import (
     ListenAddress,
     ReadyPolicy,
     RestartPolicy,
+    Tenant,
     Warmup,
 )
 from sparkd.core.config_reader import Document, Source, parse, read_settings
@@ -72,8 +73,10 @@ def load(sources: Sequence[Source], memory_total: int | None) -> Config:
     _check_same_name(drafts)
     if host is not None:
         _check_metrics_port(drafts, host)
+        _check_tenants(host_document, host, drafts)
         if memory_total is not None:
             _check_memory(drafts, host, memory_total)
+            _check_tenants_memory(host_document, host, memory_total)
 
     documents = [host_document, *(draft.document for draft in drafts)]
     if errors := [error for document in documents for error in document.errors]:
@@ -118,6 +121,10 @@ def _host(document: Document) -> HostConfig | None:
         ),
         metrics=values["metrics.listen"],
         alerts=alert_settings.config(values),
+        tenants=tuple(
+            Tenant(name, values[f"tenants.{name}.memory"], values.get(f"tenants.{name}.unit"))
+            for name in document.section("tenants")
+        ),
     )
 
 
@@ -386,13 +393,48 @@ def _check_metrics_port(drafts: Sequence[_Draft], host: HostConfig) -> None:
             draft.document.refuse(("port",), rule, value=host.metrics.port)
 
 
+def _check_tenants(document: Document, host: HostConfig, drafts: Sequence[_Draft]) -> None:
+    """Refuse a unit that would be counted twice."""
+    taken = {f"vllm-{draft.name}.service": f"engine {draft.label}" for draft in drafts}
+    for tenant in host.tenants:
+        if tenant.unit is None:
+            continue
+        if other := taken.get(tenant.unit):
+            path = ("tenants", tenant.name, "unit")
+            document.refuse(path, f"is that of {other}, whose memory is counted", value=tenant.unit)
+        taken.setdefault(tenant.unit, f"tenant {tenant.name}")
+
+
+def _check_tenants_memory(document: Document, host: HostConfig, memory_total: int) -> None:
+    reserve = host.reserve.of(memory_total)
+    excess = host.tenants_of(memory_total) + reserve - memory_total
+    if host.tenants and excess > 0:
+        last = host.tenants[-1]
+        document.refuse(
+            ("tenants", last.name, "memory"),
+            f"over-commits memory: {_tenants(host, memory_total)} and host.reserve"
+            f" {format_size(reserve)} are {format_size(excess)} more than"
+            f" {format_size(memory_total)}",
+        )
+
+
+def _tenants(host: HostConfig, memory_total: int) -> str:
+    return " + ".join(
+        f"{format_size(tenant.memory.of(memory_total))} (tenant {tenant.name})"
+        for tenant in host.tenants
+    )
+
+
 def _check_memory(drafts: Sequence[_Draft], host: HostConfig, memory_total: int) -> None:
-    """Refuse shares that cannot be resident together beside the reserve.
+    """Refuse shares that cannot be resident together beside the reserve and the tenants.
 
     Engines with `autostart = false` are started instead of others, so each of them must fit alone.
     A file with other errors is left out: a misspelled share would count as the default one.
     """
     reserve = host.reserve.of(memory_total)
+    others = host.tenants_of(memory_total)
+    if host.tenants and others + reserve > memory_total:
+        return  # that is said of the tenants
     known = [draft for draft in drafts if draft.config is not None]
     known.sort(key=lambda draft: (draft.values.get("order", 0), draft.name))
     together = [draft for draft in known if draft.values.get("autostart") is not False]
@@ -400,16 +442,17 @@ def _check_memory(drafts: Sequence[_Draft], host: HostConfig, memory_total: int)
     for group in [together, *alone]:
         shares = [(draft, draft.memory_utilization or 0.0) for draft in group]
         claimed = sum(int(share * memory_total) for _, share in shares)
-        excess = claimed + reserve - memory_total
+        excess = claimed + others + reserve - memory_total
         if group and excess > 0:
             terms = " + ".join(f"{share:g} ({draft.label})" for draft, share in shares)
+            beside = f", {_tenants(host, memory_total)}" if host.tenants else ""
             implied = any(
                 "gpu-memory-utilization" not in draft.document.section("serve") for draft in group
             )
             group[-1].document.refuse(
                 ("serve", "gpu-memory-utilization"),
-                f"over-commits memory: {terms} of {format_size(memory_total)} and host.reserve"
-                f" {format_size(reserve)} are {format_size(excess)} too much",
+                f"over-commits memory: {terms} of {format_size(memory_total)}{beside} and"
+                f" host.reserve {format_size(reserve)} are {format_size(excess)} too much",
                 hint="an engine without the flag counts with vLLM's default,"
                 f" {serve.DEFAULT_MEMORY_UTILIZATION}"
                 if implied

@@ -108,6 +108,15 @@ class AlertConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Tenant:
+    """Something else that takes memory: counted, and neither started nor stopped by sparkd."""
+
+    name: str
+    memory: MemoryLimit
+    unit: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class HostConfig:
     """sparkd.toml."""
 
@@ -119,6 +128,11 @@ class HostConfig:
     restart: RestartPolicy
     metrics: ListenAddress
     alerts: AlertConfig
+    tenants: tuple[Tenant, ...] = ()
+
+    def tenants_of(self, memory_total: int) -> int:
+        """Return the bytes that all tenants take on a host with so many bytes of memory."""
+        return sum(tenant.memory.of(memory_total) for tenant in self.tenants)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparkd.core.config_errors import ConfigError, shown
-from sparkd.core.schema import ENGINE, FREE_SECTIONS, SETTINGS, Setting
+from sparkd.core.schema import (
+    ENGINE,
+    ENGINE_NAME,
+    ENGINE_NAME_RULE,
+    FREE_SECTIONS,
+    SETTINGS,
+    Setting,
+    named_section,
+    settings_in,
+)
 from sparkd.core.secrecy import is_secret_name
 from sparkd.core.toml_lines import KeyPath, key_lines
 
@@ -56,8 +65,10 @@ class Document:
         self.errors.append(ConfigError(self.path, line, key, text, rule, hint))
 
     def section(self, name: str) -> Mapping[str, Any]:
-        """Return a free section's table, empty where the file has none."""
-        table = self.table.get(name, {})
+        """Return a section's table, empty where the file has none."""
+        table: object = self.table
+        for part in name.split("."):
+            table = table.get(part) if isinstance(table, dict) else None
         return table if isinstance(table, dict) else {}
 
 
@@ -116,12 +127,12 @@ def read_settings(document: Document, file: str) -> dict[str, Any]:
     A key that is wrong is missing from the result and has an error in `document`.
     """
     by_section: dict[str, dict[str, Setting]] = {}
-    for setting in SETTINGS:
-        if setting.file == file:
-            by_section.setdefault(setting.section, {})[setting.key] = setting
+    for setting in settings_in(file, document.table):
+        by_section.setdefault(setting.section, {})[setting.key] = setting
     free = {section.name for section in FREE_SECTIONS if section.file == file}
+    named = {named_section(setting) for setting in SETTINGS if setting.file == file} - {""}
     top = by_section.get("", {})
-    sections = by_section.keys() - {""} | free
+    sections = {section for section in by_section if "." not in section} - {""} | free | named
 
     values: dict[str, Any] = {}
     for key, value in document.table.items():
@@ -129,8 +140,10 @@ def read_settings(document: Document, file: str) -> dict[str, Any]:
             document.refuse((key,), f"must be a table: write [{key}]", value=value)
         elif key in free:
             continue
+        elif key in named:
+            _read_named(document, file, key, by_section, values)
         elif key in sections:
-            _read_section(document, file, key, value, by_section[key], values)
+            _read_section(document, file, (key,), by_section[key], values)
         elif key in top:
             _read_value(document, top[key], value, values)
         else:
@@ -139,15 +152,29 @@ def read_settings(document: Document, file: str) -> dict[str, Any]:
     return values
 
 
-def _read_section(
-    document: Document, file: str, section: str, table: Mapping[str, Any],
-    known: Mapping[str, Setting], values: dict[str, Any],
+def _read_named(
+    document: Document, file: str, section: str, by_section: Mapping[str, Mapping[str, Setting]],
+    values: dict[str, Any],
 ) -> None:  # fmt: skip
-    for key, value in table.items():
+    for name, table in document.section(section).items():
+        if not ENGINE_NAME.match(name):
+            document.refuse((section, name), f"the name {ENGINE_NAME_RULE}")
+        elif not isinstance(table, dict):
+            document.refuse((section, name), f"must be a table: write [{section}.{name}]")
+        else:
+            known = by_section[f"{section}.{name}"]
+            _read_section(document, file, (section, name), known, values)
+
+
+def _read_section(
+    document: Document, file: str, section: KeyPath, known: Mapping[str, Setting],
+    values: dict[str, Any],
+) -> None:  # fmt: skip
+    for key, value in document.section(".".join(section)).items():
         if key in known:
             _read_value(document, known[key], value, values)
         else:
-            _unknown(document, file, (section, key), known)
+            _unknown(document, file, (*section, key), known)
 
 
 def _read_value(
@@ -156,7 +183,7 @@ def _read_value(
     try:
         values[setting.path] = setting.parse(value)
     except (ValueError, TypeError):
-        document.refuse(_key_path(setting), setting.rule, value=value, secret=setting.hidden)
+        document.refuse(setting.key_path, setting.rule, value=value, secret=setting.hidden)
 
 
 def _add_defaults(
@@ -164,18 +191,14 @@ def _add_defaults(
 ) -> None:
     for settings in by_section.values():
         for setting in settings.values():
-            given = document.table.get(setting.section) if setting.section else document.table
-            if isinstance(given, dict) and setting.key in given:
+            given = document.section(setting.section) if setting.section else document.table
+            if setting.key in given:
                 continue
             if setting.default is not None:
                 default = tomllib.loads(f"value = {setting.default}")["value"]
                 values[setting.path] = setting.parse(default)
             elif setting.required:
-                document.refuse(_key_path(setting), f"is required and {setting.rule}")
-
-
-def _key_path(setting: Setting) -> KeyPath:
-    return (setting.section, setting.key) if setting.section else (setting.key,)
+                document.refuse(setting.key_path, f"is required and {setting.rule}")
 
 
 def _unknown(document: Document, file: str, path: KeyPath, known: Iterable[str]) -> None:

@@ -84,6 +84,13 @@ class Machine(NamedTuple):
     reserve: int
     claimed: int = 0
     """By engines that are configured already and start at boot."""
+    tenants: int = 0
+    """By what else runs on the host, as sparkd.toml says."""
+
+    @property
+    def room(self) -> int:
+        """What there is for engines."""
+        return self.total - self.reserve - self.tenants
 
 
 def propose(
@@ -109,15 +116,13 @@ def propose(
     proposals: list[Proposal] = []
     refused: list[Refused] = []
     taken_names, taken_ports = set(names), set(ports)
-    room = machine.total - machine.reserve - machine.claimed
+    room = machine.room - machine.claimed
     for model in sorted(models, key=lambda one: (one.checkpoint.weights, one.path)):
         if reason := _obstacle(model):
             refused.append(Refused(model.path, reason))
             continue
         sizes = [_sized(model, machine, *size) for size in SIZES]
-        fitting = [
-            s for s in sizes if int(s.share * machine.total) <= machine.total - machine.reserve
-        ]
+        fitting = [s for s in sizes if int(s.share * machine.total) <= machine.room]
         if not fitting:
             refused.append(Refused(model.path, _too_large(model, sizes[-1].kv_cache, machine)))
             continue
@@ -193,10 +198,11 @@ def _count(part: Mapping[str, Any], key: str) -> int | None:
 
 
 def _too_large(model: Model, kv_cache: int, machine: Machine) -> str:
+    tenants = f" and tenants ({format_size(machine.tenants)})" if machine.tenants else ""
     return (
         f"{format_size(model.checkpoint.weights)} of weights, {format_size(kv_cache)} of KV cache"
         f" and {format_size(OVERHEAD)} of overhead do not fit into {format_size(machine.total)}"
-        f" beside host.reserve ({format_size(machine.reserve)})"
+        f" beside host.reserve ({format_size(machine.reserve)}){tenants}"
     )
 
 

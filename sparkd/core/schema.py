@@ -3,8 +3,8 @@
 
 import ipaddress
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sparkd.core import alert_settings, memory_guard, storm
@@ -16,10 +16,13 @@ HOST: Final = "sparkd.toml"
 ENGINE: Final = "engines.d/<engine>.toml"
 
 ENGINE_NAME = re.compile(r"[a-z][a-z0-9-]{0,47}\Z")
+NAME: Final = "<name>"
+"""Stands in a section's name for a name of the operator's choice, as in `tenants.<name>`."""
 ENGINE_NAME_RULE = "must be 1 to 48 characters of a-z, 0-9 and '-', beginning with a letter"
 _IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._:/-]*@sha256:[0-9a-f]{64}\Z")
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,30}\Z")
 _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+_-]{0,63}\Z")
+_UNIT = re.compile(r"[A-Za-z0-9:_.\\@-]{1,240}\.(?:service|slice|scope)\Z")
 
 # Turns what tomllib read into the value sparkd uses; ValueError or TypeError: the rule is broken.
 Parser = Callable[[Any], Any]
@@ -51,6 +54,11 @@ class Setting:
     def path(self) -> str:
         """The key as errors and documentation name it: `section.key`."""
         return f"{self.section}.{self.key}" if self.section else self.key
+
+    @property
+    def key_path(self) -> tuple[str, ...]:
+        """The same in parts; no section's name has a dot in one of them."""
+        return (*self.section.split("."), self.key) if self.section else (self.key,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +243,14 @@ SETTINGS: Sequence[Setting] = (
     Setting(HOST, "storm", "job-memory", "size or percentage", '"4G"', _LIMIT_RULE,
             "What one compiler is expected to take. Another one is let go on only when as much is"
             " available above `memory.floor`.", _limit),
+    Setting(HOST, f"tenants.{NAME}", "memory", "size or percentage", None, _LIMIT_RULE,
+            "What something else on this host (ComfyUI, Ollama, a container) takes of the memory at"
+            " most. sparkd neither starts nor stops it; what it takes is never planned for engines."
+            " See docs/memory.md.", _limit, required=True, example='"20G"'),
+    Setting(HOST, f"tenants.{NAME}", "unit", "string", None,
+            'must be the name of a system unit, such as "comfyui.service", and none of an engine',
+            "What starts it, if systemd does. `sparkctl doctor` then says whether it runs and"
+            " whether it will at the next boot.", _matching(_UNIT), example='"comfyui.service"'),
     Setting(HOST, "restart", "burst", "integer", "3",
             "must be an integer from 1 to 20",
             "The unrequested end of life, within the window, that holds the engine instead of"
@@ -377,3 +393,25 @@ FREE_SECTIONS: Sequence[FreeSection] = (
                 "Secrets: the variable's name and the absolute path of a file that holds its"
                 " value, owned by root and readable by nobody else."),
 )  # fmt: skip
+
+
+def settings_in(file: str, table: Mapping[str, Any]) -> Iterator[Setting]:
+    """Yield the settings of a file; those of a named section once for each name in `table`.
+
+    Names that are not allowed, and what is no table, are left out.
+    """
+    for setting in SETTINGS:
+        if setting.file != file:
+            continue
+        if not setting.section.endswith(NAME):
+            yield setting
+            continue
+        named = table.get(named_section(setting))
+        for name, inner in named.items() if isinstance(named, dict) else ():
+            if ENGINE_NAME.match(name) and isinstance(inner, dict):
+                yield replace(setting, section=setting.section.replace(NAME, name))
+
+
+def named_section(setting: Setting) -> str:
+    """The part of a named section before the operator's own name: `tenants`; '' for another."""
+    return setting.section.removesuffix(f".{NAME}") if setting.section.endswith(NAME) else ""

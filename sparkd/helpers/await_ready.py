@@ -413,11 +413,14 @@ def _record(
     if result.status is Status.READY:
         _remember(options.engine)
         foreseen.learn()
+        now = clock.moment()
         facts = {
             "engine": options.engine,
             "unit": options.unit,
             "invocation_id": invocation,
-            "time": clock.moment().wall,
+            "time": now.wall,
+            "boot_id": now.boot_id,
+            "launched_boottime": round(now.boottime - seconds, 1),
             "seconds": round(seconds, 1),
             **progress.facts.to_json(),
             **foreseen.to_json(),

@@ -3,13 +3,14 @@
 
 import json
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparkd.cli.import_ import as_json
 from sparkd.core.config import Source, load
 from sparkd.core.importing import plan as planning
 from sparkd.core.importing.codes import MEANINGS
+from sparkd.core.importing.tenants import appended
 
 CANARY = "hf_" + "Canary" * 4
 PIECES = st.sampled_from(
@@ -47,6 +48,7 @@ class Host:
 
 
 @settings(max_examples=400, deadline=None)
+@example("/s/compose.yml", f"[Service]\nExecStart= --api-key {CANARY}", "", "headed")
 @given(path=NAMES, text=TEXT, included=TEXT, shape=st.sampled_from(["bare", "headed", "command"]))
 def test_any_text_yields_a_plan(path: str, text: str, included: str, shape: str) -> None:
     if shape == "headed":
@@ -65,6 +67,10 @@ def test_any_text_yields_a_plan(path: str, text: str, included: str, shape: str)
             load([Source("x.toml", engine.config, engine.name)], None)
     for note in plan.notes:
         assert "Canary" not in note.text, note
+    for tenant in plan.tenants:
+        assert "Canary" not in tenant.text
+    fitting = [tenant for tenant in plan.tenants if not tenant.obstacle]
+    load([Source("sparkd.toml", appended("", fitting))], 1 << 37)
     for refused in plan.refused:
         assert "Canary" not in refused.reason, refused
 

@@ -2,11 +2,12 @@
 """The doctor under a real systemd: planted faults are found, a clean box has none of them."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.system.lab import Lab
+from tests.system.lab import HOST, Lab
 
 pytestmark = pytest.mark.system
 
@@ -87,6 +88,70 @@ def test_every_planted_fault_is_found(lab: Lab) -> None:
     assert "unit /etc/systemd/system/old.service starts a server on port" in text
     assert "/etc/cron.d/vllm starts a server on port" in text
     assert "10-x.conf:3: Nice=3; systemd uses '3'" in text
+
+
+CONTAINERS = Path(__file__).parents[1] / "fixtures/containers/docker"
+TENANTS = """\
+[tenants.comfyui]
+memory = "64M"
+unit = "comfyui.service"
+[tenants.gone]
+memory = "32M"
+unit = "gone.service"
+"""
+
+
+def test_tenants_containers_and_what_the_last_boot_did(lab: Lab) -> None:
+    lab.push("/etc/sparkd/sparkd.toml", HOST + TENANTS)
+    lab.push("/etc/systemd/system/comfyui.service", "[Service]\nExecStart=sleep infinity\n")
+    for name, order in (("one", 1), ("two", 2)):
+        lab.engine(name, order=order, life={"load_seconds": 3.0})
+        model(lab, name)
+    port = str(lab.ports["two"])
+    for name in ("config.v2.json", "hostconfig.json"):
+        text = (CONTAINERS / "vllm-published" / name).read_text().replace("8011", port)
+        lab.push(f"/var/lib/docker/containers/x/{name}", text)
+    lab.apply()
+    lab.machine.run("systemctl daemon-reload; systemctl start comfyui.service")
+    page = look(lab)
+    claims = {claim["who"]: claim for claim in page["memory_plan"]["claims"]}
+    assert list(claims) == [
+        "host.reserve", "tenant comfyui", "tenant gone", "engine one", "engine two",
+    ]  # fmt: skip
+    assert claims["tenant comfyui"]["note"] == "comfyui.service runs, may start at boot"
+    assert claims["tenant gone"]["note"] == "gone.service does not exist"
+    found = {(one["code"], one["subject"]): one["reason"] for one in page["findings"]}
+    assert found["DOC412", "tenant gone"] == "there is no gone.service"
+    assert ("DOC412", "tenant comfyui") not in found
+    assert found["DOC410", "two"] == (
+        "docker container vllm-published (restart: unless-stopped) starts a server on port"
+        f" {port} too"
+    )
+
+    def booted() -> dict[str, Any]:
+        for name in ("one", "two"):
+            lab.until(name, "ready", limit=120)
+        return look(lab)
+
+    lab.machine.reboot()
+    page = booted()
+    assert [start["engine"] for start in page["last_boot"]] == ["one", "two"]
+    first, second = page["last_boot"]
+    assert first["launched"] + first["seconds"] < second["launched"]
+    assert "DOC504" not in {one["code"] for one in page["findings"]}
+
+    # The first start of one fails, so two gets the slot before one is ready.
+    lab.life("one", load_seconds=3.0, death="core-killed", death_at_load=0.3)
+    lab.machine.reboot()
+    lab.until_dead("one", limit=120)
+    lab.life("one", load_seconds=3.0)
+    page = booted()
+    assert [start["engine"] for start in page["last_boot"]] == ["two", "one"]
+    found = {one["code"]: one["reason"] for one in page["findings"]}
+    assert found["DOC504"] == "planned is one, two; at the last boot it was two, one"
+    text = lab.ctl("doctor", check=False).stdout
+    assert "Memory plan" in text
+    assert "1. two was launched" in text
 
 
 def test_a_masked_unit_stays_masked_and_is_told(lab: Lab) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from sparkd.core.config import Config, ConfigErrors, Source, load
-from sparkd.core.config_model import HangMode, HangPolicy, ListenAddress, Warmup
+from sparkd.core.config_model import HangMode, HangPolicy, ListenAddress, Tenant, Warmup
 from sparkd.core.quantities import MemoryLimit
 
 GIB = 1 << 30
@@ -384,6 +384,60 @@ def test_engines_started_by_hand_must_fit_alone() -> None:
     errors = refuse(share("0.6", "a", 8001), share("0.9", "b", 8002, by_hand), memory_total=SPARK)
     assert len(errors) == 1
     assert "b.toml" in errors[0]
+
+
+COMFYUI = '[tenants.comfyui]\nmemory = "20G"\nunit = "comfyui.service"\n'
+
+
+def test_tenants_are_counted_beside_the_engines() -> None:
+    fits = share("0.25", "a", 8001), share("0.42", "b", 8002)
+    config = accept(*fits, host(COMFYUI), memory_total=SPARK)
+    assert config.host.tenants == (Tenant("comfyui", MemoryLimit(20 * GIB), "comfyui.service"),)
+    assert config.host.tenants_of(SPARK) == 20 * GIB
+    more = host(COMFYUI + '[tenants.ollama]\nmemory = "5%"\n')
+    (error,) = refuse(*fits, more, memory_total=SPARK)
+    assert error == (
+        "/etc/sparkd/engines.d/b.toml:6: serve.gpu-memory-utilization: over-commits memory:"
+        " 0.25 (a) + 0.42 (b) of 121.6 GiB, 20.0 GiB (tenant comfyui) + 6.1 GiB (tenant ollama)"
+        " and host.reserve 19.5 GiB are 5.4 GiB too much"
+    )
+    assert accept(*fits, more, memory_total=None).host.tenants[1].unit is None
+
+
+def test_an_engine_started_by_hand_must_fit_beside_the_tenants_too() -> None:
+    alone = share("0.7", "a", 8001, "autostart = false\n")
+    accept(alone, memory_total=SPARK)
+    (error,) = refuse(alone, host(COMFYUI), memory_total=SPARK)
+    assert "tenant comfyui" in error
+
+
+def test_tenants_that_do_not_fit_by_themselves_are_said_once() -> None:
+    text = COMFYUI.replace("20G", "110G")
+    (error,) = refuse(share("0.9", "a", 8001), host(text), memory_total=SPARK)
+    assert error.startswith("/etc/sparkd/sparkd.toml:2: tenants.comfyui.memory: over-commits")
+    assert "110.0 GiB (tenant comfyui) and host.reserve 19.5 GiB are 7.9 GiB more than" in error
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[tenants.x]\n", ":1: tenants.x.memory: is required and must be a size"),
+        ('[tenants.x]\nmemory = "1.5G"\n', ':2: tenants.x.memory: "1.5G": must be a size'),
+        ('[tenants.x]\nmemory = "1G"\nunits = 1\n',
+         ":3: tenants.x.units: is no known key (did you mean unit?)"),
+        ('[tenants.x]\nmemory = "1G"\nunit = "comfyui"\n', ":3: tenants.x.unit:"),
+        ('[tenants.x]\nmemory = "1G"\nunit = "/etc/x.service"\n', ":3: tenants.x.unit:"),
+        ('[tenants."A b"]\nmemory = "1G"\n', "the name must be 1 to 48 characters"),
+        ('[tenants]\nmemory = "1G"\n', ":2: tenants.memory: must be a table: write [tenants."),
+        ('tenants = "20G"\n', ":1: tenants:"),
+        ('[tenants.x]\nmemory = "1G"\nunit = "vllm-m.service"\n',
+         'tenants.x.unit: "vllm-m.service": is that of engine m'),
+        (COMFYUI + COMFYUI.replace(".comfyui]", ".y]"), "is that of tenant comfyui"),
+    ],
+)  # fmt: skip
+def test_tenants_are_read_strictly(text: str, expected: str) -> None:
+    (error,) = refuse(engine(MINIMAL, "m"), host(text))
+    assert expected in error
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:9837", "192.168.1.5:9837", "[::]:9837"])

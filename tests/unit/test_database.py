@@ -338,3 +338,21 @@ def test_earlier_starts_are_newest_first_without_the_one_in_question(db: Databas
     db.take_in([boot(n, NOW.wall + n) for n in range(1, 5)], "c")
     assert db.starts("a", before=f"{4:032x}", limit=2) == [(30.0, ""), (30.0, "")]
     assert db.starts("b", before="") == []
+
+
+def test_the_first_starts_of_a_boot_come_in_the_order_of_their_launch(db: Database) -> None:
+    def start(number: int, engine: str, boot_id: str, launched: float, seconds: float) -> Entry:
+        row = Boot(engine, f"{number:032x}", NOW.wall + number, seconds)
+        more = {"boot_id": boot_id, "launched_boottime": launched}
+        return Entry(row, json.dumps({**row._asdict(), **more}))
+
+    rows = [
+        start(1, "a", "before", 5.0, 60.0),
+        start(2, "b", "now", 80.0, 50.0),
+        start(3, "a", "now", 20.0, 55.0),
+        start(4, "b", "now", 900.0, 10.0),
+        boot(5, NOW.wall + 5, "c"),
+    ]
+    db.take_in(rows, "c")
+    assert db.first_starts("now") == [("a", 20.0, 55.0), ("b", 80.0, 50.0)]
+    assert db.first_starts("never") == []

@@ -8,11 +8,15 @@ import pytest
 
 from sparkd.adapters import model_files
 from sparkd.cli.main import main
+from sparkd.core.config import load
+from sparkd.core.config_model import Tenant
 from sparkd.core.config_reader import Source
 from sparkd.core.config_state import UnitFile
-from sparkd.core.doctor import engines, host, origins, units
+from sparkd.core.doctor import driver, engines, host, last_boot, memory, origins, ports, units
 from sparkd.core.doctor.model import BY_CODE, CODES, markdown
 from sparkd.core.doctor.origins import DropIn
+from sparkd.core.quantities import MemoryLimit
+from sparkd.core.unit_state import UnitFacts
 
 DOCS = Path(__file__).parents[2] / "docs/doctor.md"
 GIB = 1 << 30
@@ -71,6 +75,24 @@ def with_drop_in(key: str, value: str) -> list[str]:
     return of_unit(drop_ins=(drop_in(key, value),))
 
 
+def of_driver(running: str, ready: str, loaded: str = "580.95.05", library: str = "") -> list[str]:
+    facts = driver.Facts("a", running_with=running, ready_with=ready)
+    return [one.code for one in driver.judge([facts], loaded, library)]
+
+
+COMFYUI = Tenant("comfyui", MemoryLimit(20 * GIB), "comfyui.service")
+
+
+def of_tenant(**seen: str) -> list[str]:
+    state = UnitFacts("comfyui.service", **seen)  # type: ignore[arg-type]
+    return [one.code for one in memory.judge([COMFYUI], {"comfyui.service": state})]
+
+
+def of_boot(*order: str, planned: tuple[str, ...] = ("a", "b"), changed: bool = False) -> list[str]:
+    starts = [last_boot.Start(name, 20.0 + 60 * at, 55.0) for at, name in enumerate(order)]
+    return [one.code for one in last_boot.judge(planned, starts, changed_since=changed)]
+
+
 RIVAL = units.Rival("unit /etc/old.service", "ExecStart=/x/vllm serve /m --port 8001")
 RIVALS = AROUND._replace(rivals=(RIVAL,))
 FOUND: dict[str, tuple[Callable[[], list[str]], Callable[[], list[str]]]] = {
@@ -109,6 +131,10 @@ FOUND: dict[str, tuple[Callable[[], list[str]], Callable[[], list[str]]]] = {
     ),
     "DOC309": (lambda: of_engine(nvcc=""), lambda: of_engine(nvcc="", has_gpu=False)),
     "DOC310": (lambda: of_engine(holders=("python (PID 7)",)), of_engine),
+    "DOC311": (
+        lambda: of_driver("580.95.05", "580.95.05", library="590.1"),
+        lambda: of_driver("580.95.05", "570.1", library="580.95.05"),
+    ),
     "DOC401": (lambda: of_unit(file=UnitFile.EDITED), of_unit),
     "DOC402": (
         lambda: of_unit(file=UnitFile.FOREIGN),
@@ -126,6 +152,7 @@ FOUND: dict[str, tuple[Callable[[], list[str]], Callable[[], list[str]]]] = {
     "DOC409": (lambda: of_unit(matches=False), lambda: of_unit(matches=None)),
     "DOC410": (lambda: of_unit(RIVALS), lambda: of_unit(RIVALS, port=8002)),
     "DOC411": (lambda: of_unit(around(begun="revision 3")), of_unit),
+    "DOC412": (lambda: of_tenant(load_state="not-found"), lambda: of_tenant(load_state="masked")),
     "DOC501": (
         lambda: of_unit(around(target_enabled=False)),
         lambda: of_unit(around(target_enabled=None)),
@@ -135,6 +162,7 @@ FOUND: dict[str, tuple[Callable[[], list[str]], Callable[[], list[str]]]] = {
         lambda: of_unit(unit_file_state="disabled", autostart=False),
     ),
     "DOC503": (lambda: of_unit(held="3 deaths"), of_unit),
+    "DOC504": (lambda: of_boot("b", "a"), lambda: of_boot("a", "b")),
 }
 # Found by the command itself, which the tests under a real systemd run.
 BY_COMMAND = {"DOC001", "DOC201", "DOC301"}
@@ -178,7 +206,7 @@ def test_a_drop_in_counts_only_when_it_takes_something_away(
 
 
 @pytest.mark.parametrize(
-    ("text", "ports"),
+    ("text", "expected"),
     [
         ("ExecStart=/opt/vllm/bin/vllm serve /m --port 8012", {8012}),
         ("ExecStart=/opt/vllm/bin/vllm serve /m \\\n  --port=8012", {8012}),
@@ -189,10 +217,16 @@ def test_a_drop_in_counts_only_when_it_takes_something_away(
         ("vllm serve 'unbalanced --port 9", {9}),
         ("Description=vllm proxy", set()),
         ("vllm serve m --port ${PORT}", {8000}),
+        ("ExecStart=/usr/bin/docker run --rm -p 8012:8000 vllm/vllm-openai --port 8000", {8012}),
+        ("docker run -p127.0.0.1:8012-8013:8000-8001/tcp vllm/vllm-openai", {8012, 8013}),
+        ("podman create --publish=8012:8000 --publish 9 vllm/vllm-openai", {8012}),
+        ("docker run --network=host vllm/vllm-openai vllm serve m --port 8012", {8012}),
+        ("docker run --net host -p 1:1 vllm/vllm-openai vllm serve m", {8000}),
+        ("docker pull vllm/vllm-openai", set()),
     ],
 )
-def test_ports_are_read_from_what_starts_a_server(text: str, ports: set[int]) -> None:
-    assert units.ports_of(text) == ports
+def test_ports_are_read_from_what_starts_a_server(text: str, expected: set[int]) -> None:
+    assert ports.ports_of(text) == expected
 
 
 def test_the_boot_order_is_after_then_order_and_a_cycle_ends() -> None:
@@ -203,6 +237,67 @@ def test_the_boot_order_is_after_then_order_and_a_cycle_ends() -> None:
     assert [one.name for one in units.boot_order([a, b, c, d])] == ["c", "b", "a"]
     cycle = b._replace(after=("vllm-a.service",))
     assert sorted(one.name for one in units.boot_order([a, cycle])) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("running", "ready", "loaded", "library", "said"),
+    [
+        ("580.1", "580.1", "590.2", "590.2", "driver 580.1; the loaded module is 590.2, libcuda"),
+        ("580.1", "580.1", "580.1", "590.2", "driver 580.1; libcuda on disk is 590.2"),
+        ("", "580.1", "590.2", "590.2", "ready had driver 580.1, 590.2 is loaded now"),
+        ("580.1", "", "580.1", "580.1", ""),
+        ("580.1", "", "580.1", "", ""),
+        ("", "580.1", "580.1", "590.2", ""),
+        ("", "580.1", "", "590.2", ""),
+        ("", "", "590.2", "590.2", ""),
+    ],
+)
+def test_a_changed_driver_is_told_only_of_what_is_known(
+    running: str, ready: str, loaded: str, library: str, said: str
+) -> None:
+    found = list(driver.judge([driver.Facts("a", running, ready)], loaded, library))
+    assert [one.subject for one in found] == (["a"] if said else [])
+    assert all(said in one.reason for one in found)
+
+
+def test_the_last_boot_is_compared_only_where_it_can_be() -> None:
+    assert of_boot("b", "a", changed=True) == []
+    assert of_boot("b") == []
+    assert of_boot("gone", "a", "b") == []
+    by_hand = [last_boot.Start("b", 10.0, 50.0), last_boot.Start("a", 3_000.0, 50.0)]
+    assert list(last_boot.judge(["a", "b"], by_hand, changed_since=False)) == []
+    assert [start.engine for start in last_boot.of_the_boot(by_hand)] == ["b"]
+    assert list(last_boot.lines(by_hand)) == [
+        "1. b was launched 10 s after the boot and ready 50 s later"
+    ]
+
+
+def test_the_memory_plan_counts_tenants_and_not_what_runs_in_place_of_others() -> None:
+    host_text = '[host]\nreserve = "20G"\n[tenants.comfyui]\nmemory = "20G"\n'
+    engine = 'model = "/m{0}"\nport = {0}\n[runtime]\nvenv = "/v"\n[serve]\n{1}'
+    share = "gpu-memory-utilization = 0.5\n"
+    config = load(
+        [
+            Source("sparkd.toml", f'{host_text}unit = "comfyui.service"\n'),
+            Source("a.toml", engine.format(8001, share), "a"),
+            Source("b.toml", "autostart = false\n" + engine.format(8002, share), "b"),
+        ],
+        120 * GIB,
+    )
+    runs = UnitFacts("comfyui.service", load_state="loaded", active_state="active",
+                     unit_file_state="disabled")  # fmt: skip
+    plan = memory.plan(config, 120 * GIB, {"comfyui.service": runs})
+    assert plan.left == 20 * GIB
+    assert list(memory.lines(plan)) == [
+        "host.reserve 20.0 GiB",
+        "tenant comfyui 20.0 GiB (comfyui.service runs, does not start at boot)",
+        "engine a 60.0 GiB (0.5 of all)",
+        "engine b 60.0 GiB (0.5 of all, in place of others)",
+        "left of 120.0 GiB: 20.0 GiB",
+    ]
+    unseen = memory.plan(config, 120 * GIB, {})
+    assert "could not be looked at" in unseen.claims[1].note
+    assert memory.to_json(None) is None
 
 
 def test_an_after_to_a_retired_server_is_told_and_one_to_an_engine_is_not() -> None:

@@ -13,7 +13,7 @@ from sparkd.adapters import launch_files
 from sparkd.adapters.launch_files import HostSurroundings, SourceError, documents
 from sparkd.cli import import_
 from sparkd.cli.exits import Exit
-from sparkd.core.config import Source, load
+from sparkd.core.config import ConfigErrors, Source, load
 
 UNIT = """[Service]
 User=vllm
@@ -81,6 +81,92 @@ def test_a_container_is_proposed_and_not_written(tmp_path, capsys):
     assert code == Exit.FAILURE
     assert result["engines"][0]["argv"] == ["vllm", "serve", "/m"]
     assert not (tmp_path / "e").exists()
+
+
+OLLAMA = "[Service]\nExecStart=/usr/local/bin/ollama serve\n"
+SGLANG = (
+    "[Service]\nExecStart=/opt/sg/bin/python3 -m sglang.launch_server --model-path /m"
+    " --mem-fraction-static 0.2\n"
+)
+
+
+@pytest.fixture
+def host(tmp_path):
+    """A sparkd.toml with the folder of engines beside it, and two units that import refuses."""
+    (tmp_path / "etc/engines.d").mkdir(parents=True)
+    (tmp_path / "ollama.service").write_text(OLLAMA)
+    (tmp_path / "sglang.service").write_text(SGLANG)
+    return tmp_path / "etc/sparkd.toml"
+
+
+def keep(host, *words):
+    folder = host.parent.parent
+    units = [str(folder / "ollama.service"), str(folder / "sglang.service")]
+    return import_.main([*units, "--config-dir", str(host.parent / "engines.d"), *words])
+
+
+def test_what_is_refused_is_kept_as_a_tenant_of_sparkd_toml(host, capsys):
+    before = '# mine\n[host]\nreserve = "10%"  # and this\n'
+    host.write_text(before)
+    host.chmod(0o640)
+    assert keep(host) == Exit.FAILURE
+    assert host.read_text() == before, "nothing is written without --write"
+    assert f"would be appended to {host} with --write" in capsys.readouterr().out
+    assert keep(host, "--write") == Exit.FAILURE, "it is refused as an engine all the same"
+    text = host.read_text()
+    assert text.startswith(before)
+    assert '#[tenants.ollama]\n#memory = ""\n#unit = "ollama.service"\n' in text
+    assert host.stat().st_mode & 0o777 == 0o640
+    (tenant,) = load([Source("sparkd.toml", text)], None).host.tenants
+    assert (tenant.name, tenant.memory.percent, tenant.unit) == ("sglang", 20, "sglang.service")
+    assert [file.name for file in host.parent.iterdir() if file.name != "engines.d"] == [host.name]
+    capsys.readouterr()
+    keep(host, "--write")
+    assert host.read_text() == text, "a second time adds nothing"
+    said = capsys.readouterr().out
+    assert "counted already, as tenants.sglang" in said
+    assert "has a table for it already, or the comment with one" in said
+
+
+def test_without_a_sparkd_toml_one_is_made(host):
+    keep(host, "--write")
+    assert len(load([Source("sparkd.toml", host.read_bytes())], None).host.tenants) == 1
+    assert host.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_tenant_that_does_not_fit_is_not_written(host, capsys):
+    text = '[tenants.other]\nmemory = "70%"\n'
+    host.write_text(text)
+    keep(host, "--write")
+    assert host.read_text().startswith(text)
+    assert load([Source("sparkd.toml", host.read_text())], None).host.tenants[-1].name == "other"
+    assert "not written: the loader would say:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["[host\n", "tenants = {}\n", "[tenants]\nsglang = 3\n"])
+def test_a_sparkd_toml_that_cannot_take_it_stays_loadable_or_as_it_was(host, text):
+    host.write_text(text)
+
+    def errors():
+        try:
+            load([Source("sparkd.toml", host.read_text())], None)
+        except ConfigErrors as refused:
+            return [str(error) for error in refused.errors]
+        return []
+
+    before = errors()
+    keep(host, "--write")
+    assert host.read_text().startswith(text)
+    assert errors() == before
+
+
+def test_a_linked_sparkd_toml_is_left_alone(host, capsys):
+    host.with_name("real.toml").write_text("")
+    host.symlink_to("real.toml")
+    keep(host, "--write")
+    assert host.is_symlink()
+    assert host.read_text() == ""
+    assert "it is a link" in capsys.readouterr().out
 
 
 def test_a_failed_write_leaves_no_rest(unit, tmp_path, capsys, monkeypatch):

@@ -13,12 +13,14 @@ Each file is an archive: `--- PATH` begins a file of the imagined host, `--- exp
     env NAME=VALUE, noenv NAME  its environment
     config TEXT                 a part of its TOML
     refused TEXT                a refusal whose reason contains TEXT
+    tenant NAME TEXT            a table [tenants.NAME] for sparkd.toml that contains TEXT
     note CODE LINE [TEXT]       a note of this code at this line of some file, containing TEXT
     secret TEXT                 appears nowhere in the plan
     codes CODES                 the codes of all notes
 """
 
 import json
+import re
 import shlex
 import tomllib
 from dataclasses import dataclass, field
@@ -30,6 +32,7 @@ import pytest
 from sparkd.cli.import_ import as_json
 from sparkd.core.config import Source, load
 from sparkd.core.importing import plan as planning
+from sparkd.core.importing.tenants import appended
 from sparkd.core.importing.unit_text import Fragment
 
 FIXTURES = sorted((Path(__file__).parent.parent / "fixtures" / "import").glob("*.txt"))
@@ -111,7 +114,7 @@ def test_fixture(fixture):
     plan = run(files, expectations)
     result = as_json(plan)
     engines = {engine["name"]: engine for engine in result["engines"]}
-    expected_engines, refusals, engine = [], 0, None
+    expected_engines, refusals, engine, tenants = [], 0, None, set()
     for line in expectations:
         verb, _, rest = line.partition(" ")
         context = f"{fixture.name}: {line}\n{json.dumps(result, indent=1)}"
@@ -131,6 +134,10 @@ def test_fixture(fixture):
         elif verb == "refused":
             refusals += 1
             assert any(rest in refused["reason"] for refused in result["refused"]), context
+        elif verb == "tenant":
+            name, _, text = rest.partition(" ")
+            tenants.add(name)
+            assert any(one.name == name and text in one.text for one in plan.tenants), context
         elif verb == "note":
             code, number, *words = rest.split(" ")
             text = " ".join(words)
@@ -140,11 +147,13 @@ def test_fixture(fixture):
             ), context
         elif verb == "secret":
             assert rest not in json.dumps(result), context
+            assert all(rest not in one.text for one in plan.tenants), context
         elif verb == "codes":
             assert sorted({note["code"] for note in result["notes"]}) == rest.split(" "), context
         else:
             assert verb in SETUP, f"{fixture.name}: no such expectation: {line}"
     assert list(engines) == expected_engines, json.dumps(result, indent=1)
+    assert {one.name for one in plan.tenants} == tenants, plan.tenants
     assert len(result["refused"]) == refusals, json.dumps(result, indent=1)
     assert engine is not None or refusals, f"{fixture.name} expects nothing"
 
@@ -156,3 +165,21 @@ def test_every_proposal_is_toml_and_applicable_ones_load(fixture):
         assert tomllib.loads(engine.config)["model"]
         if engine.is_applicable:
             assert load([Source("x.toml", engine.config, engine.name)], None).engines
+
+
+@pytest.mark.parametrize("fixture", FIXTURES, ids=lambda path: path.stem)
+def test_every_tenant_is_a_table_that_loads(fixture):
+    files, expectations = archive(fixture.read_text(encoding="utf-8"))
+    found = run(files, expectations).tenants
+    fitting = [one for one in found if not one.obstacle]
+    for before in ("", '[host]\nreserve = "20G"', "# only a comment\n\n"):
+        text = appended(before, fitting)
+        assert text.startswith(before.rstrip("\n"))
+        config = load([Source("sparkd.toml", text)], None)
+        known = [one.name for one in fitting if one.is_known]
+        assert [tenant.name for tenant in config.host.tenants] == known
+        # What is not known is a comment that becomes a table when its signs are taken away.
+        awake = re.sub(r"(?m)^#(?=\[|memory|unit)", "", text).replace(
+            'memory = ""', 'memory = "1G"'
+        )
+        assert len(load([Source("sparkd.toml", awake)], None).host.tenants) == len(fitting)

@@ -73,6 +73,14 @@ def test_engines_that_are_configured_take_their_room_names_and_ports() -> None:
     assert (one.name, one.port, one.autostart) == ("a-2", 8003, False)
 
 
+def test_what_tenants_take_is_no_room_even_for_an_engine_by_itself() -> None:
+    shared = SPARK._replace(tenants=30 * GIB)
+    found, refused = propose([model("a", 50 * GIB), model("b", 65 * GIB)], [VENV], shared)
+    assert [(one.name, one.autostart) for one in found] == [("a", True)]
+    assert [one.path for one in refused] == ["/models/b"]
+    assert "and tenants (30.0 GiB)" in refused[0].reason
+
+
 @pytest.mark.parametrize(
     ("found", "reason"),
     [

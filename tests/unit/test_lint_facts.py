@@ -193,11 +193,17 @@ def put_model(directory: Path, config: Any, **files: bytes) -> str:
     return str(directory)
 
 
+def tensors(data: bytes) -> bytes:
+    """A whole safetensors file of 50 bytes and the data."""
+    header = json.dumps({"w": {"data_offsets": [0, len(data)]}}).encode().ljust(42)
+    return len(header).to_bytes(8, "little") + header + data
+
+
 def test_a_checkpoint_on_disk(tmp_path: Path) -> None:
     model = put_model(
         tmp_path / "model",
         {"model_type": "nemotron_h", "max_position_embeddings": 262144},
-        a__safetensors=b"1234", b__safetensors=b"56",
+        a__safetensors=tensors(b"1234"), b__safetensors=tensors(b"56"),
     )  # fmt: skip
     (tmp_path / "model/consolidated.safetensors").write_bytes(b"again")
     quant = {"producer": {"name": "modelopt"},
@@ -208,8 +214,18 @@ def test_a_checkpoint_on_disk(tmp_path: Path) -> None:
     assert known._asdict() == {
         "model_type": "nemotron_h", "quantization": "modelopt", "algorithm": "NVFP4",
         "weight_only": False, "kv_quantization": "FP8", "is_mamba2": True, "is_hybrid": True,
-        "has_vision": False, "max_positions": 262144, "weights": 6, "shards": 2,
+        "has_vision": False, "max_positions": 262144, "weights": 106, "shards": 2,
     }  # fmt: skip
+
+
+def test_the_size_of_an_incomplete_checkpoint_is_not_known(tmp_path: Path) -> None:
+    torn = put_model(tmp_path / "torn", {"model_type": "llama"}, a__safetensors=tensors(b"1")[:-1])
+    held_up = put_model(tmp_path / "fifo", {"model_type": "llama"}, a__safetensors=tensors(b"1"))
+    os.mkfifo(tmp_path / "fifo/b.safetensors")
+    for model in (torn, held_up):
+        known = ask(config_for(tmp_path / "nothing", model)).engine("m").checkpoint
+        assert known is not None
+        assert (known.model_type, known.weights, known.shards) == ("llama", 0, 0)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, "\x00"])

@@ -89,6 +89,8 @@ CASES = [
          good_machine=HostFacts(memory_total=32 * GIB)),
     Case("SPK204", host("[compile]\nmax_jobs = 14\nnvcc_threads = 2"),
          host("[compile]\nmax_jobs = 13\nnvcc_threads = 2"), {}, BOX),
+    Case("SPK204", host('[compile]\nmax_jobs = 13\nnvcc_threads = 2\n[tenants.x]\nmemory = "9G"'),
+         host('[compile]\nmax_jobs = 13\nnvcc_threads = 2\n[tenants.x]\nmemory = "1G"'), {}, BOX),
     Case("SPK204", host("[compile]\nmax_jobs = 40"), host("[compile]\nmax_jobs = 40"), {}, BOX,
          good_machine=HostFacts(memory_total=8 * GIB)),
     Case("SPK205", host('[memory]\nhigh = "80%"'), host('[memory]\nhigh = "80%"'), {},

@@ -49,8 +49,8 @@ def test_the_default_configuration_is_accepted_and_changes_nothing() -> None:
     text = reference.default_host_config()
     assert load([Source("sparkd.toml", text)], 0) == load([], 0)
     # With the comment signs removed it must still be accepted, and must name every key.
-    awake = re.sub(r"(?m)^#(?=[a-z_-]+ = )", "", text)
-    load([Source("sparkd.toml", awake)], 0)
+    awake = re.sub(r"(?m)^#(?=[a-z_-]+ = |\[)", "", text)
+    load([Source("sparkd.toml", awake)], 128 << 30)
     for setting in SETTINGS:
         if setting.file == HOST:
             assert f"\n#{setting.key} = " in text

@@ -104,6 +104,11 @@ CODES: Sequence[Code] = (
          "set runtime.cuda_home to the toolkit's folder"),
     Code("DOC310", "the port is held by somebody else",
          "The start waits for it and then fails.", "stop the holder or choose another port"),
+    Code("DOC311", "the driver changed since the engine was started",
+         "What runs goes on with the old driver, and its next start, a restart after a crash"
+         " included, meets the new one: it compiles anew, or fails while module and library"
+         " differ.",
+         "restart it when that suits, after a reboot where module and library differ"),
     Code("DOC401", "a unit was edited by hand",
          "The next apply refuses to touch it, and the configuration no longer says what runs.",
          "'sparkctl diff' shows the edit; move it to a drop-in, or 'sparkctl apply --force'"),
@@ -134,6 +139,9 @@ CODES: Sequence[Code] = (
     Code("DOC411", "a change that was cut short",
          "An apply or rollback has no end on record.",
          "systemctl restart sparkd, or sparkctl apply: either repairs it"),
+    Code("DOC412", "a tenant's unit that does not exist",
+         "Memory is kept for something that nobody starts any more, or under another name.",
+         "correct tenants.NAME.unit, or remove the table"),
     Code("DOC501", "the engines' target is not started at boot",
          "No engine comes up after a reboot.", "systemctl enable vllm.target"),
     Code("DOC502", "an engine that does not start at boot although autostart is set",
@@ -141,6 +149,10 @@ CODES: Sequence[Code] = (
          "systemctl enable it, or set autostart = false"),
     Code("DOC503", "a held engine", "It is not started, at boot neither, until it is released.",
          "see 'sparkctl status ENGINE'; 'sparkctl release ENGINE'"),
+    Code("DOC504", "the last boot had another order",
+         "An engine whose start failed, was refused or had to wait gives the slot to the next, and"
+         " vLLM sizes itself by what it finds; the units were not changed since.",
+         "'sparkctl incidents' says what came in between"),
 )  # fmt: skip
 
 BY_CODE: Mapping[str, Code] = {code.code: code for code in CODES}

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from sparkd.core.config_reader import Document, Source, parse
-from sparkd.core.schema import ENGINE, FREE_SECTIONS, HOST, SETTINGS
+from sparkd.core.schema import ENGINE, FREE_SECTIONS, HOST, settings_in
 from sparkd.core.secrecy import contains_secret, is_secret_name
 
 DEFAULT = "default"
@@ -39,15 +39,12 @@ def values(source: Source) -> list[Value]:
     document = parse(source)
     file = HOST if source.engine is None else ENGINE
     found = []
-    for setting in SETTINGS:
-        if setting.file != file:
-            continue
+    for setting in settings_in(file, document.table):
         table = document.section(setting.section) if setting.section else document.table
-        path = (setting.section, setting.key) if setting.section else (setting.key,)
         if setting.key in table:
             hidden = setting.hidden or setting.path in _HIDDEN
             shown = _hidden_if(table[setting.key], hidden=hidden)
-            found.append(Value(setting.path, shown, _place(document, path)))
+            found.append(Value(setting.path, shown, _place(document, setting.key_path)))
         elif setting.default is not None:
             found.append(Value(setting.path, setting.default, DEFAULT))
     for free in FREE_SECTIONS:

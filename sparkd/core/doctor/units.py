@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Units: drift, drop-ins, dead order, second supervisors, and what a reboot will do."""
 
-import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from sparkd.core import launch
 from sparkd.core.config_state import UnitFile
 from sparkd.core.doctor.model import Finding, finding
 from sparkd.core.doctor.origins import DropIn, effect
+from sparkd.core.doctor.ports import ports_of, words_of
 from sparkd.core.unit_state import unit_of
 
 TARGET = "vllm.target"
@@ -28,7 +26,6 @@ _RELIED_ON: Mapping[str, frozenset[str]] = {
 }
 _CAPS = frozenset({"MAX_JOBS", "NVCC_THREADS", "FLASHINFER_NVCC_THREADS"})
 _ADDS_ONLY = frozenset({"ExecStartPre", "ExecStartPost", "ExecStopPost"})
-_VLLM = re.compile(r"(?<![\w-])vllm(?![\w-])|vllm/vllm-openai|api_server")
 
 
 class Rival(NamedTuple):
@@ -139,9 +136,9 @@ def _drop_ins(engine: Facts) -> Iterator[Finding]:
 def _takes_away(drop_in: DropIn) -> bool:
     key, value = drop_in.key, drop_in.value.strip()
     if key == "Environment":
-        return any(word.partition("=")[0] in _CAPS for word in _words(value))
+        return any(word.partition("=")[0] in _CAPS for word in words_of(value))
     if key == "UnsetEnvironment":
-        return bool(_CAPS & {word.partition("=")[0] for word in _words(value)})
+        return bool(_CAPS & {word.partition("=")[0] for word in words_of(value)})
     if key not in _RELIED_ON:
         return False
     if key in _ADDS_ONLY:
@@ -206,39 +203,3 @@ def _rivals(engine: Facts, host: Host) -> Iterator[Finding]:
         if engine.port in rival.ports or engine.port in ports_of(rival.text):
             reason = f"{rival.who} starts a server on port {engine.port} too"
             yield finding("DOC410", engine.name, reason)
-
-
-def ports_of(text: str) -> set[int]:
-    """The ports on which a text (a unit, a crontab, a command line) would start vLLM.
-
-    Joined lines count as one. A vLLM without a port has its default one. What is no vLLM has none.
-    """
-    found: set[int] = set()
-    for line in re.sub(r"\\\r?\n", " ", text).splitlines():
-        if line.lstrip().startswith(("#", ";")) or not _VLLM.search(line):
-            continue
-        words = _words(line)
-        ports = {
-            int(value)
-            for index, word in enumerate(words)
-            for value in (_port(word, words[index + 1 : index + 2]),)
-            if value.isascii() and value.isdigit() and len(value) <= 5
-        }
-        if ports:
-            found |= ports
-        elif "serve" in words or "api_server" in line:
-            found.add(launch.DEFAULT_PORT)
-    return found
-
-
-def _port(word: str, following: Sequence[str]) -> str:
-    if word == "--port":
-        return following[0] if following else ""
-    return word.removeprefix("--port=") if word.startswith("--port=") else ""
-
-
-def _words(line: str) -> list[str]:
-    try:
-        return shlex.split(line, comments=False)
-    except ValueError:  # an unbalanced quotation mark
-        return line.split()

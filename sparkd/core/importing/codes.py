@@ -58,6 +58,8 @@ NO_JOURNAL: Final = "SPI517"
 SKIPS_CHECK: Final = "SPI518"
 NO_EXPANSION: Final = "SPI519"
 EMPTY_ARGUMENT: Final = "SPI520"
+# 6xx: what is not imported can be counted.
+TENANT: Final = "SPI601"
 
 MEANINGS: Final[Mapping[str, str]] = {
     SETTING: "a setting or option of the source is not carried over",
@@ -109,4 +111,5 @@ MEANINGS: Final[Mapping[str, str]] = {
     SKIPS_CHECK: "VLLM_SKIP_INIT_MEMORY_CHECK= switches off vLLM's own memory check",
     NO_EXPANSION: "systemd expands no such form of variable; it yields nothing or the text itself",
     EMPTY_ARGUMENT: "an argument is empty",
+    TENANT: "sparkd will not run it, and can count its memory as a tenant's",
 }  # fmt: skip

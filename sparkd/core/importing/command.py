@@ -5,6 +5,7 @@ import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from sparkd.core.importing import codes
 from sparkd.core.importing.model import (
@@ -14,11 +15,19 @@ from sparkd.core.importing.model import (
     Notebook,
     Origin,
     RefusalError,
+    TenantError,
     Word,
+    share,
 )
 from sparkd.core.importing.shell import Invocation, Shell
 
 _MAX_DEPTH = 6
+_OMNI_REASON = "vLLM-Omni is not supported: sparkd runs text engines"
+# Flags with a share of the memory, and what that share leaves out.
+_SHARES: Mapping[str, str] = {
+    "--gpu-memory-utilization": "",
+    "--mem-fraction-static": ", weights and KV cache only",
+}
 _API_SERVER = "vllm.entrypoints.openai.api_server"
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*\Z")
@@ -97,7 +106,7 @@ def follow(words: Sequence[Word], context: Context) -> list[Launch]:
 
 def _vllm(program: Word, arguments: Sequence[Word], context: Context) -> Launch:
     if any(word.text == "--omni" for word in arguments):
-        raise RefusalError(program.origin, "vLLM-Omni is not supported: sparkd runs text engines")
+        raise TenantError(program.origin, _OMNI_REASON)
     if not arguments or arguments[0].text != "serve":
         shown = f"vllm {arguments[0].text}" if arguments else "vllm"
         raise NotAServerError(program.origin, f"`{shown}` is no server")
@@ -145,14 +154,12 @@ def _python(program: Word, arguments: Sequence[Word], context: Context) -> list[
     rest = list(arguments)
     while rest and rest[0].text.startswith("-") and rest[0].text != "-m":
         if rest[0].text in {"-c", "-"}:
-            raise RefusalError(program.origin, "a Python program of its own starts the server")
+            raise TenantError(program.origin, "a Python program of its own starts the server")
         rest = rest[2:] if rest[0].text in {"-W", "-X"} else rest[1:]
     if len(rest) >= 2 and rest[0].text == "-m":
         module, rest = rest[1], rest[2:]
         if _OMNI.search(module.text):
-            raise RefusalError(
-                module.origin, "vLLM-Omni is not supported: sparkd runs text engines"
-            )
+            raise TenantError(module.origin, _OMNI_REASON)
         if module.text == _API_SERVER:
             context.notebook.add(
                 module.origin, codes.REWRITTEN, f"`-m {_API_SERVER}` is written as `vllm serve`"
@@ -162,12 +169,12 @@ def _python(program: Word, arguments: Sequence[Word], context: Context) -> list[
             return [_vllm(program, rest, context)]
         if module.text.startswith("vllm.entrypoints"):
             reason = f"{module.text} is not vLLM's OpenAI server"
-            raise RefusalError(module.origin, reason)
+            raise TenantError(module.origin, reason)
         raise NotAServerError(module.origin, f"python -m {module.text} is no vLLM server")
     if rest and posixpath.basename(rest[0].text) == "vllm":
         return [_vllm(rest[0], rest[1:], context)]
     what = rest[0].text if rest else "nothing"
-    raise RefusalError(
+    raise TenantError(
         program.origin, f"a Python program ({what}) starts whatever it starts: an opaque wrapper"
     )
 
@@ -175,7 +182,7 @@ def _python(program: Word, arguments: Sequence[Word], context: Context) -> list[
 def _refuse_others(words: Sequence[Word]) -> None:
     base = posixpath.basename(words[0].text)
     if _OMNI.search(base):
-        raise RefusalError(words[0].origin, "vLLM-Omni is not supported: sparkd runs text engines")
+        raise TenantError(words[0].origin, _OMNI_REASON)
     is_python = bool(_PYTHON.match(base))
     candidates = [base]
     if is_python:
@@ -183,10 +190,20 @@ def _refuse_others(words: Sequence[Word]) -> None:
     for text in candidates:
         for mark, name in _OTHER_SERVERS.items():
             if mark in text.lower():
-                raise RefusalError(words[0].origin, f"this is {name}, not vLLM")
+                raise other_server(words[0].origin, name, words)
     if base in {"ray", "torchrun", "mpirun", "accelerate", "srun"}:
         reason = f"{base} starts several processes or hosts; sparkd runs one vLLM on one GPU"
-        raise RefusalError(words[0].origin, reason)
+        raise TenantError(words[0].origin, reason)
+
+
+def other_server(origin: Origin, name: str, words: Sequence[Word]) -> TenantError:
+    """The refusal of another server, with what its command line says of memory."""
+    texts = [part for word in words for part in word.text.split("=", 1)]
+    for flag, value in pairwise(texts):
+        if flag in _SHARES:
+            found = share(value, f"{flag} of {origin}{_SHARES[flag]}")
+            return TenantError(origin, f"this is {name}, not vLLM", found)
+    return TenantError(origin, f"this is {name}, not vLLM")
 
 
 def _unwrap(words: list[Word], context: Context) -> tuple[list[Word], Context]:
@@ -370,7 +387,7 @@ def _script(
     if "/" not in path and not is_shell:
         raise NotAServerError(program.origin, f"`{path}` is no vLLM server")
     if context.image is not None:
-        raise RefusalError(
+        raise TenantError(
             program.origin,
             f"{path} is a script inside the image, which cannot be read: an opaque wrapper",
         )
@@ -378,11 +395,11 @@ def _script(
         path = posixpath.normpath(posixpath.join(context.directory, path))
     text = context.surroundings.read(path)
     if text is None:
-        raise RefusalError(program.origin, f"the script {path} cannot be read: an opaque wrapper")
+        raise TenantError(program.origin, f"the script {path} cannot be read: an opaque wrapper")
     if not is_shell and text.startswith("#!") and not _SHELL_SHEBANG.match(text):
-        raise RefusalError(program.origin, f"{path} is no shell script: an opaque wrapper")
+        raise TenantError(program.origin, f"{path} is no shell script: an opaque wrapper")
     if "\0" in text[:4096]:
-        raise RefusalError(program.origin, f"{path} is a binary: an opaque wrapper")
+        raise TenantError(program.origin, f"{path} is a binary: an opaque wrapper")
     return follow_script(text, path, 1, tuple(arguments), context)
 
 
@@ -450,7 +467,7 @@ def _only_one(
             Origin(source), f"it starts several servers (lines {lines}): give each its own source"
         )
     if not certain:
-        raise RefusalError(
+        raise TenantError(
             found[0][0].origin,
             "vLLM is started under a condition, in a loop or in a function: an opaque wrapper",
         )
@@ -476,7 +493,7 @@ def _opaque(invocation: Invocation, error: RefusalError) -> list[RefusalError]:
     text = " ".join(word.text for word in invocation.argv)
     if "vllm serve" in text or _API_SERVER in text:
         shown = f"`{_shown(invocation.argv)}` may start vLLM: an opaque wrapper"
-        return [RefusalError(invocation.origin, shown)]
+        return [TenantError(invocation.origin, shown)]
     return []
 
 

@@ -26,6 +26,7 @@ from sparkd.core.importing.model import (
     Origin,
     Published,
     RefusalError,
+    TenantError,
     Word,
 )
 
@@ -71,6 +72,7 @@ def read(
         if (only is not None and name != only) or (wanted is not None and name not in wanted):
             continue
         origin = place_of(name)
+        described = None
         try:
             service = compose_merge.extended(name, services, path, context)
             tree = _interpolated(service, variables, context)
@@ -84,8 +86,12 @@ def read(
         except NotAServerError as error:
             message = f"the service {name} is no vLLM engine and is left alone: {error.reason}"
             context.notebook.add(origin, codes.OTHER_SERVICE, message)
+            if described is not None and described.gpus:
+                tenant = TenantError(origin, f"{error.reason}, and it asks for the GPU")
+                tenant.names = (name,)
+                findings.tenants.append(tenant)
         except RefusalError as error:
-            findings.refuse(error, f"service {name}")
+            findings.refuse(error, f"service {name}", names=(name,))
     if not findings.launches and not findings.refused:
         reason = "no service of it is a vLLM engine"
         findings.refuse(NotAServerError(Origin(path), reason))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sparkd.core.importing import codes
-from sparkd.core.importing.command import follow
+from sparkd.core.importing.command import follow, other_server
 from sparkd.core.importing.model import (
     Context,
     Launch,
@@ -15,6 +15,7 @@ from sparkd.core.importing.model import (
     Origin,
     Published,
     RefusalError,
+    TenantError,
     Word,
 )
 
@@ -59,8 +60,12 @@ def launches(container: Container, context: Context) -> list[Launch]:
         raise RefusalError(container.origin, "no image is named")
     if image.problem:
         raise RefusalError(image.origin, f"the image cannot be known: {image.problem}")
-    _refuse_other_images(image)
-    _refuse_two_gpus(container)
+    try:
+        _refuse_other_images(image, container.command)
+        _refuse_two_gpus(container)
+    except TenantError as error:
+        error.names = tuple(container.names)
+        raise
     if container.has_host_network:
         for mapping in container.published:
             text = "published ports mean nothing in the host's network: the container's count"
@@ -109,7 +114,7 @@ def _effective_command(container: Container, image: Word, context: Context) -> l
         if "vllm" not in image.text.lower():
             raise NotAServerError(image.origin, f"the image {image.text} is not vLLM's")
         reason = f"what {image.text} runs is written in the image: an opaque wrapper"
-        raise RefusalError(image.origin, reason)
+        raise TenantError(image.origin, reason)
     if command[0].text.startswith("-"):
         if "vllm" not in image.text.lower():
             raise NotAServerError(image.origin, f"the image {image.text} is not vLLM's")
@@ -119,13 +124,13 @@ def _effective_command(container: Container, image: Word, context: Context) -> l
     return command
 
 
-def _refuse_other_images(image: Word) -> None:
+def _refuse_other_images(image: Word, command: Sequence[Word]) -> None:
     lowered = image.text.lower()
     for mark, name in _NOT_VLLM.items():
         if mark in lowered:
-            raise RefusalError(image.origin, f"this is {name}, not vLLM")
+            raise other_server(image.origin, name, command)
     if "omni" in lowered and "vllm" in lowered:
-        raise RefusalError(image.origin, "vLLM-Omni is not supported: sparkd runs text engines")
+        raise TenantError(image.origin, "vLLM-Omni is not supported: sparkd runs text engines")
 
 
 def _refuse_two_gpus(container: Container) -> None:
@@ -134,13 +139,13 @@ def _refuse_two_gpus(container: Container) -> None:
     for word in requested:
         text = word.text.strip("\"'").removeprefix("device=")
         if _GPU_LIST.match(text) or (text.isdigit() and int(text) > 1 and "=" not in word.text):
-            raise RefusalError(word.origin, f"it asks for several GPUs ({text}); a Spark has one")
+            raise TenantError(word.origin, f"it asks for several GPUs ({text}); a Spark has one")
         count += "nvidia.com/gpu=" in word.text
     if count > 1:
-        raise RefusalError(requested[0].origin, f"it asks for {count} GPUs; a Spark has one")
+        raise TenantError(requested[0].origin, f"it asks for {count} GPUs; a Spark has one")
     visible = container.environment.get("NVIDIA_VISIBLE_DEVICES")
     if visible is not None and _GPU_LIST.match(visible.text):
-        raise RefusalError(visible.origin, f"it asks for several GPUs ({visible.text})")
+        raise TenantError(visible.origin, f"it asks for several GPUs ({visible.text})")
 
 
 def mount(text: str) -> Mount | None:

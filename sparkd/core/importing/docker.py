@@ -13,6 +13,7 @@ from sparkd.core.importing.model import (
     Mount,
     NotAServerError,
     RefusalError,
+    TenantError,
     Word,
 )
 
@@ -55,14 +56,14 @@ def launches(words: Sequence[Word], context: Context) -> list[Launch]:
     if verb == "compose":
         return _compose(rest[1:], context)
     if verb == "exec":
-        raise RefusalError(
+        raise TenantError(
             words[0].origin,
             f"`{program} exec` starts vLLM inside a container that lives on without it: nothing"
             " would see it die",
         )
     if verb == "start":
         name = rest[-1].text
-        raise RefusalError(
+        raise TenantError(
             words[0].origin,
             f"`{program} start {name}` starts a container that was made elsewhere: import its"
             f" `{program} run` line",
@@ -216,6 +217,9 @@ def _compose(words: list[Word], context: Context) -> list[Launch]:
             text, path, context, wanted=named or None, is_alone=bool(files),
             env_files=[word.text for word in env_files],
         )  # fmt: skip
+    if not findings.launches and findings.tenants:
+        first = findings.tenants[0]
+        raise TenantError(context.origin, f"{path}: {first.reason}", first.share)
     if not findings.launches:
         reason = findings.refused[0].reason if findings.refused else "no service of it is vLLM"
         raise RefusalError(context.origin, f"{path}: {reason}")

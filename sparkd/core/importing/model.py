@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What importing works with: words that know where they stand, launches, notes, refusals."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,6 +84,36 @@ class RefusalError(Exception):
         self.reason = reason
 
 
+class Share(NamedTuple):
+    """What a server's own command line claims of all memory."""
+
+    percent: int
+    why: str
+
+
+def share(text: str, why: str) -> Share | None:
+    """Return the share that a flag's value means, rounded up; None when it is none."""
+    try:
+        percent = math.ceil(round(100 * float(text), 6))
+    except (ValueError, OverflowError):
+        return None
+    return Share(percent, why) if 1 <= percent <= 100 else None
+
+
+class TenantError(RefusalError):
+    """Refused, but it runs and takes memory: it can be counted as a tenant.
+
+    `share` is None where the source does not say how much it takes. `names` and `unit` are known
+    to whoever catches it: what the source calls it, and the system unit that starts it.
+    """
+
+    def __init__(self, origin: Origin, reason: str, share: Share | None = None) -> None:
+        super().__init__(origin, reason)
+        self.share = share
+        self.names: tuple[str, ...] = ()
+        self.unit = ""
+
+
 class Surroundings(Protocol):
     """What a source refers to. The core asks, an adapter looks."""
 
@@ -131,7 +162,7 @@ class Launch:
     `exact` marks a unit that sparkd wrote: its arguments are taken back letter by letter.
     `settings` are further keys of engines.d (`ready.budget`, …) that the source states.
     `written` are files that the source itself writes before it starts the server.
-    `unit` is the name of the system unit that starts it today, if one does.
+    `unit` is the name of the unit that starts it today, if one does; `is_users`: a user's unit.
     """
 
     origin: Origin
@@ -145,6 +176,7 @@ class Launch:
     image: Word | None = None
     directory: str = ""
     unit: str = ""
+    is_users: bool = False
     after: tuple[str, ...] = ()
     published: tuple[Published, ...] = ()
     mounts: tuple[Mount, ...] = ()
@@ -159,10 +191,23 @@ class Findings:
 
     launches: list[Launch] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
+    tenants: list[TenantError] = field(default_factory=list)
     notebook: Notebook = field(default_factory=Notebook)
 
-    def refuse(self, error: RefusalError, label: str = "") -> None:
-        """Take up a refusal; `label` names the part of the source that it is about."""
+    def refuse(
+        self, error: RefusalError, label: str = "", *, names: Sequence[str] = (), unit: str = ""
+    ) -> None:
+        """Take up a refusal.
+
+        Args:
+            error: the reason, and the place.
+            label: the part of the source that it is about.
+            names: what the source calls it.
+            unit: the system unit that starts it.
+        """
+        if isinstance(error, TenantError):
+            error.names, error.unit = (*error.names, *names), unit
+            self.tenants.append(error)
         source = f"{error.origin.source} ({label})" if label else error.origin.source
         place = f"line {error.origin.line}: " if error.origin.line else ""
         self.refused.append(Refused(source, place + without_secrets(error.reason)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from sparkd.core.config import ConfigErrors, Source, load
-from sparkd.core.importing import codes, compose, pasted, proposal, quadlet, unit
+from sparkd.core.importing import codes, compose, pasted, proposal, quadlet, tenants, unit
 from sparkd.core.importing.command import follow_script
 from sparkd.core.importing.model import (
     Context,
@@ -19,14 +19,17 @@ from sparkd.core.importing.model import (
     RefusalError,
     Refused,
     Surroundings,
+    TenantError,
 )
 from sparkd.core.importing.proposal import Proposal
+from sparkd.core.importing.tenants import TenantProposal
 from sparkd.core.importing.unit_text import Fragment
 from sparkd.core.importing.vllm_args import ServeTable
 
 _SECTION = re.compile(
     r"^\s*\[(Service|Container|Timer|Pod|Kube|Image|Volume|Network)\]\s*$", re.MULTILINE
 )
+_OPAQUE = "an opaque wrapper"
 _COMMAND = re.compile(
     r"\s*(?:sudo\s+)?(?:\S*/)?(?:docker|podman|nerdctl|docker-compose|podman-compose|vllm)\s"
 )
@@ -66,6 +69,7 @@ class Plan:
     engines: list[Proposal] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    tenants: list[TenantProposal] = field(default_factory=list)
 
 
 def make(
@@ -96,6 +100,7 @@ def make(
     _propose_all(findings, plan, surroundings, venv)
     _check_together(plan, findings, existing, memory_total)
     plan.refused = findings.refused
+    plan.tenants = tenants.propose(findings.tenants, existing, memory_total, findings.notebook)
     plan.notes = findings.notebook.notes
     return plan
 
@@ -120,11 +125,14 @@ def read(document: Document, surroundings: Surroundings, findings: Findings) -> 
         found = compose.read(document.text, document.path, context)
         findings.launches += found.launches
         findings.refused += found.refused
+        findings.tenants += found.tenants
     elif kind in _TO_SCRIPT:
         script = document._replace(text=_TO_SCRIPT[kind](document.text))
         _read_script(script, context, findings)
     else:
-        findings.refused.append(Refused(document.path, kind))
+        stem = posixpath.splitext(posixpath.basename(document.path))[0]
+        error = TenantError(origin, kind) if kind.endswith(_OPAQUE) else RefusalError(origin, kind)
+        findings.refuse(error, names=(stem,))
 
 
 def kind_of(document: Document) -> str:
@@ -159,7 +167,7 @@ def _by_text(text: str) -> str:
         return "it is a binary file"
     first = text.lstrip()[:200].split("\n")[0]
     if first.startswith("#!") and not re.search(r"\b(?:ba|da|z|k)?sh\b", first):
-        return f"its interpreter is no shell ({first}): an opaque wrapper"
+        return f"its interpreter is no shell ({first}): {_OPAQUE}"
     if not text.strip():
         return "it is empty"
     return "session" if pasted.is_session(text) else "script"
@@ -183,7 +191,7 @@ def _read_script(document: Document, context: Context, findings: Findings) -> No
     try:
         launches = follow_script(document.text, document.path, 1, None, context)
     except RefusalError as error:
-        findings.refuse(error)
+        findings.refuse(error, names=() if document.is_command else (stem,))
         if error.origin.source != document.path:
             last = findings.refused[-1]
             findings.refused[-1] = last._replace(source=f"{document.path} ({error.origin})")
@@ -207,7 +215,8 @@ def _propose_all(
         try:
             table = proposal.read_arguments(launch, findings.notebook, surroundings.read)
         except RefusalError as error:
-            findings.refuse(error, launch.names[0] if launch.names else "")
+            label = launch.names[0] if launch.names else ""
+            findings.refuse(error, label, names=launch.names, unit=_system_unit(launch))
             continue
         name = launch.names[0] if launch.exact else ""
         name = name or proposal.choose_name(launch, table, taken, findings.notebook)
@@ -221,7 +230,7 @@ def _propose_all(
                 matching=surroundings.matching,
             )  # fmt: skip
         except RefusalError as error:
-            findings.refuse(error, name)
+            findings.refuse(error, name, names=(name,), unit=_system_unit(launch))
             continue
         plan.engines.append(proposed)
         if launch.unit == f"vllm-{name}.service" and not launch.exact:
@@ -230,6 +239,10 @@ def _propose_all(
                 f"sparkd will write {launch.unit} too and never overwrites it: before `sparkctl"
                 " apply`, disable the old unit and move its file away",
             )  # fmt: skip
+
+
+def _system_unit(launch: Launch) -> str:
+    return "" if launch.is_users else launch.unit
 
 
 def _orders(

@@ -19,7 +19,10 @@ from sparkd.core.importing.model import (
     Origin,
     Published,
     RefusalError,
+    Share,
+    TenantError,
     Word,
+    share,
 )
 from sparkd.core.importing.relative_paths import Matching, anchored
 from sparkd.core.importing.vllm_args import ServeTable, ServeValue
@@ -163,15 +166,24 @@ def _refuse_parallel(launch: Launch, table: ServeTable) -> None:
             continue
         if isinstance(entry.value, int) and entry.value < 1:
             continue
-        raise RefusalError(
+        raise TenantError(
             entry.origin,
             f"--{name} {entry.value} needs more than the one GPU of a Spark: multi-GPU and"
             " multi-host engines are not supported",
+            _share(table),
         )
     for variable in _GPU_VARIABLES:
         word = launch.environment.get(variable)
         if word is not None and re.match(r"\s*\d+\s*,\s*\d+", word.text):
-            raise RefusalError(word.origin, f"{variable}={word.text} names several GPUs")
+            reason = f"{variable}={word.text} names several GPUs"
+            raise TenantError(word.origin, reason, _share(table))
+
+
+def _share(table: ServeTable) -> Share | None:
+    entry = table.flags.get("gpu-memory-utilization")
+    if entry is None:
+        return share(str(serve.DEFAULT_MEMORY_UTILIZATION), "vLLM's default share")
+    return share(str(entry.value), f"--gpu-memory-utilization of {entry.origin}")
 
 
 def propose(

@@ -40,7 +40,7 @@ def read(
     try:
         _read(unit, stem, fragment, surroundings, findings, home)
     except RefusalError as error:
-        findings.refuse(error)
+        findings.refuse(error, names=(stem,), unit="" if home else unit.name)
 
 
 def _read(
@@ -87,7 +87,10 @@ def _read(
         for word in setting.value.split()
         if word.endswith(".service")
     )
-    findings.launches += [replace(launch, unit=unit.name, after=after) for launch in launches]
+    findings.launches += [
+        replace(launch, unit=unit.name, is_users=home is not None, after=after)
+        for launch in launches
+    ]
 
 
 def _image(unit: Unit) -> Word | None:

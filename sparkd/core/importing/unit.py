@@ -51,7 +51,8 @@ def read(source: Source, surroundings: Surroundings, findings: Findings) -> None
     try:
         findings.launches += _Reader(unit, source, surroundings, findings).launches()
     except RefusalError as error:
-        findings.refuse(error)
+        stem = source.name.rpartition(".")[0]
+        findings.refuse(error, names=(stem,), unit="" if source.owner else source.name)
         if error.origin.source != origin.source:
             findings.refused[-1] = findings.refused[-1]._replace(
                 source=f"{origin.source} ({error.origin})"
@@ -274,7 +275,10 @@ class _Reader:
                 key: word for key, word in launch.environment.items() if key != LAUNCH_HASH_VARIABLE
             }
             launch = replace(launch, exact=True, environment=environment, names=(self._own_name(),))
-        return replace(launch, unit=self.unit.name, after=tuple(after), settings=settings)
+        return replace(
+            launch, unit=self.unit.name, is_users=bool(self.source.owner), after=tuple(after),
+            settings=settings,
+        )  # fmt: skip
 
     def _memory(self) -> Iterator[tuple[str, tuple[object, Origin]]]:
         setting = self.unit.last("Service", "MemoryMax")

@@ -65,12 +65,14 @@ def _small_reserve(subject: HostSubject) -> Iterator[Hit]:
 def _compilers(subject: HostSubject) -> Iterator[Hit]:
     caps = subject.whole.host.compile
     shares = [e.memory_utilization for e in subject.whole.engines if e.autostart]
-    room = int(subject.memory_total * (1 - sum(shares)))
+    tenants = subject.whole.host.tenants_of(subject.memory_total)
+    room = int(subject.memory_total * (1 - sum(shares))) - tenants
     compilers = caps.max_jobs * caps.nvcc_threads
     if subject.memory_total >= _SMALL_MACHINE and compilers * _COMPILER > room > 0:
+        who = "engines and tenants" if tenants else "the engines"
         sentence = (
             f"{caps.max_jobs} jobs with {caps.nvcc_threads} nvcc threads are {compilers} compilers"
-            f" of 3.3 to 8 GiB, and the engines leave {format_size(room)}"
+            f" of 3.3 to 8 GiB, and {who} leave {format_size(room)}"
         )
         fitting = max(1, room // (8 * _GIB) // caps.nvcc_threads)
         yield Hit(("compile", "max_jobs"), sentence, f"max_jobs = {fitting}")
@@ -199,8 +201,8 @@ RULES = (
         severity=Severity.WARNING,
         title="more compilers than memory",
         why="Jobs and nvcc threads multiply, and each compiler of FlashInfer's kernels takes 3.3 to"
-        " 8 GiB. It counts what all engines started at boot leave; 3.3 GiB is assumed. Not judged"
-        " on machines of less than 64 GiB.",
+        " 8 GiB. It counts what tenants and all engines started at boot leave; 3.3 GiB is assumed."
+        " Not judged on machines of less than 64 GiB.",
         instead="fewer compile.max_jobs, and compile.nvcc_threads = 1",
         reference="https://github.com/flashinfer-ai/flashinfer/issues/3634",
         needs=(Need.TOTAL,),
