@@ -5,6 +5,7 @@ One engine lives through all of it: a life takes about half a minute to load on 
 """
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -135,7 +136,7 @@ def test_it_hangs_and_dies_in_every_way(real_lab: RealLab) -> None:
         # Exit 0 is the point; only the stranger's own signal may be what the process ends by.
         how = (death["exit_code"], death["signal"])
         ends = {(0, None), (None, case.signal)} if not case.process else {(0, None)}
-        assert how in ends, (case.what, death)
+        assert how in ends, f"{case.what}: {json.dumps(death)}"
         assert death["invocation_id"] == before, case.what
         assert len(lab.incidents(NAME)) == count + 1, f"{case.what}: exactly one incident"
         told = receiver.until("death", count + 1)
