@@ -122,14 +122,15 @@ def _unit_document(path: Path, name: str) -> Document:
         return loaded
     fragment = Fragment(str(path), _read_text(path))
     folders = [path.with_name(f"{other}.d") for other in _drop_in_names(name, path.suffix)]
-    # Of two files of one name systemd takes the one for the more specific name.
+    # Of two files of one name systemd takes the one for the more specific name; their order is that
+    # of their names, whatever directories they are in (systemd.unit(5)).
     files = {
         file.name: file
         for folder in folders
         if folder.is_dir()
         for file in sorted(folder.glob("*.conf"))
     }
-    drop_ins = [Fragment(str(file), _read_text(file)) for file in files.values()]
+    drop_ins = [Fragment(str(file), _read_text(file)) for _, file in sorted(files.items())]
     # A user unit, or a quadlet of a user.
     is_users = "/systemd/user/" in str(path) or "/.config/containers/systemd/" in str(path)
     owner = _owner(path) if is_users else ""

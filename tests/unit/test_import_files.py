@@ -230,6 +230,21 @@ def test_drop_ins_of_the_prefix_and_of_all_services_count(tmp_path):
     assert found == ["service.d", "vllm-.service.d", "vllm-a-.service.d"]
 
 
+def test_drop_ins_of_several_folders_count_in_the_order_of_their_names(tmp_path):
+    unit = tmp_path / "vllm-a.service"
+    unit.write_text(UNIT)
+    for folder, name in (
+        ("vllm-a.service.d", "10"),
+        ("vllm-.service.d", "20"),
+        ("service.d", "05"),
+    ):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{name}.conf").write_text("[Service]\n")
+    (document,) = documents(str(unit))
+    found = [Path(part.path).stem for part in document.drop_ins]
+    assert found == ["05", "10", "20"]
+
+
 def test_a_template_yields_its_instances(tmp_path):
     (tmp_path / "env").mkdir()
     (tmp_path / "env" / "b.env").write_text("PORT=1\n")
