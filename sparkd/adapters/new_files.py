@@ -42,14 +42,15 @@ def extend(path: Path, before: str, after: str) -> None:
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode):
         raise ChangedError("it is a link or no regular file")
-    if path.read_text(encoding="utf-8", errors="surrogateescape") != before:
+    # As bytes: a text's line ends would be read, and written, as others.
+    if path.read_bytes() != before.encode("utf-8", "surrogateescape"):
         raise ChangedError("it changed meanwhile")
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+        with os.fdopen(descriptor, "wb") as file:
             os.fchown(file.fileno(), status.st_uid, status.st_gid)
             os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode))
-            file.write(after)
+            file.write(after.encode("utf-8", "surrogateescape"))
             file.flush()
             os.fsync(file.fileno())
         Path(name).replace(path)

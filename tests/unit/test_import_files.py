@@ -134,6 +134,14 @@ def test_without_a_sparkd_toml_one_is_made(host):
     assert host.stat().st_mode & 0o777 == 0o644
 
 
+def test_the_line_ends_of_a_sparkd_toml_stay_as_they_are(host):
+    before = b'# mine\r\n[host]\r\nreserve = "10%"\r\n'
+    host.write_bytes(before)
+    keep(host, "--write")
+    assert host.read_bytes().startswith(before)
+    assert len(load([Source("sparkd.toml", host.read_bytes())], None).host.tenants) == 1
+
+
 def test_a_tenant_that_does_not_fit_is_not_written(host, capsys):
     text = '[tenants.other]\nmemory = "70%"\n'
     host.write_text(text)
