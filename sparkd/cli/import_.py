@@ -110,7 +110,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         for line in _report(plan, outcomes, kept):
             print(neutralise(line))
-    unwritten = args.write and not all(outcome.startswith("written") for outcome in outcomes)
+    done = ("written", "appended")
+    unwritten = args.write and not all(outcome.startswith(done) for outcome in (*outcomes, *kept))
     return Exit.FAILURE if plan.refused or unwritten else Exit.OK
 
 

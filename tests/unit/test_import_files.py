@@ -177,6 +177,29 @@ def test_a_linked_sparkd_toml_is_left_alone(host, capsys):
     assert "it is a link" in capsys.readouterr().out
 
 
+NEIGHBOUR = """services:
+  comfy:
+    image: ghcr.io/someone/comfyui:1
+    gpus: all
+  llm:
+    image: vllm/vllm-openai:v0.11.2
+    command: --model Qwen/a --gpu-memory-utilization 0.3
+    ports: ["8000:8000"]
+"""
+
+
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_tenant_beside_an_engine_that_is_not_written_is_a_failure(host, is_linked):
+    file = host.parent.parent / "compose.yaml"
+    file.write_text(NEIGHBOUR)
+    if is_linked:
+        host.symlink_to("real.toml")
+    words = [str(file), "--venv", "/opt/vllm", "--config-dir", str(host.parent / "engines.d")]
+    code = import_.main([*words, "--write"])
+    assert (host.parent / "engines.d/a.toml").exists(), "the engine itself is written"
+    assert code == (Exit.FAILURE if is_linked else Exit.OK)
+
+
 def test_a_failed_write_leaves_no_rest(unit, tmp_path, capsys, monkeypatch):
     def full(_):
         raise OSError(28, "No space left on device")
