@@ -86,6 +86,7 @@ def test_what_is_wrong_is_said_with_its_place(path, text, reason):
         ("/s/a.sh", "docker run --env-file /etc/shadow vllm/vllm-openai:x --model m\n"),
         ("/s/a.service", f"[Service]\nEnvironmentFile=/etc/shadow\nExecStart={TAKEN}\n"),
         ("/s/compose.yml", f"{COMPOSE}--model m\n    env_file: /etc/shadow\n"),
+        ("/s/compose.yml", f"{COMPOSE}--model m\n    extends: {{service: x, file: /etc/shadow}}\n"),
         ("/s/a.container", f"{QUADLET}EnvironmentFile=/etc/shadow\n"),
     ],
 )  # fmt: skip
@@ -97,6 +98,25 @@ def test_a_file_that_a_source_merely_names_is_not_shown(path, text, shadow):
     """Root imports what others wrote, and passes the report on."""
     plan = run({path: text, "/etc/shadow": shadow}, [f"source {path}"])
     assert "Canary" not in json.dumps(as_json(plan))
+
+
+@pytest.mark.parametrize(
+    ("named", "other", "reason"),
+    [
+        ("{service: x, file: [a]}", "", "what `extends` names cannot be told"),
+        ("{service: [x]}", "", "what `extends` names cannot be told"),
+        ("{service: x, file: sub/o.yml}", "services:\n  x:\n", "x, which is no table in /s/sub/o.yml"),
+        ("{service: x, file: sub/o.yml}", "services:\n  x: [1]\n", "x, which is no table"),
+        ("{service: x, file: o.yml}", "services:\n  x: text\n", "x, which is no table in /s/o.yml"),
+    ],
+)
+def test_what_no_service_can_extend_is_said(named, other, reason):
+    files = {"/s/compose.yml": f"{COMPOSE}--model m\n    extends: {named}\n"}
+    files |= dict.fromkeys(("/s/o.yml", "/s/sub/o.yml"), other) if other else {}
+    engines, reasons, _ = outcome(files, ["source /s/compose.yml"])
+    assert engines == []
+    assert len(reasons) == 1
+    assert reason in reasons[0]
 
 
 def test_nothing_is_executed(tmp_path):

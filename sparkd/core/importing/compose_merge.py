@@ -47,7 +47,7 @@ def extended(
     """Return a service with what it `extends` under it.
 
     Raises:
-        RefusalError: what it extends cannot be read, or extends it in turn.
+        RefusalError: what it extends cannot be read, is no table, or extends it in turn.
     """
     service = services[name]
     node = service.get("extends") if isinstance(service, dict) else None
@@ -61,6 +61,8 @@ def extended(
     if base not in others:
         raise RefusalError(origin, f"`extends` names {base}, which is no service of {file}")
     under = extended(base, others, file, context, (*seen, (file, base)))
+    if not isinstance(under, dict):
+        raise RefusalError(origin, f"`extends` names {base}, which is no table in {file}")
     if posixpath.dirname(file) != posixpath.dirname(path):
         under = _rebased(under, posixpath.dirname(file))
     own = {key: value for key, value in service.items() if key != "extends"}
@@ -68,9 +70,10 @@ def extended(
 
 
 def _named(node: Node, path: str, origin: Origin) -> tuple[str, str]:
-    base = node.get("service") if isinstance(node, dict) else node
-    file = node.get("file") if isinstance(node, dict) else None
-    if not isinstance(base, Word) or "$" in base.text + (file.text if file else ""):
+    base: Node = node.get("service") if isinstance(node, dict) else node
+    file: Node = node.get("file") if isinstance(node, dict) else None
+    names = [base] if file is None else [base, file]
+    if any(not isinstance(name, Word) or "$" in name.text for name in names):
         raise RefusalError(origin, f"what `extends` names cannot be told: {_ADVICE}")
     if file is None:
         return base.text, path
