@@ -25,6 +25,8 @@ _USERS_DOCKER = ".local/share/docker"
 _USERS_PODMAN = ".local/share/containers/storage"
 _MAX_CONTAINERS = 500
 _MAX_BYTES = 256 << 20
+_MAX_VALUE = 1 << 20
+"""Bytes of one value in Podman's database; a container's description has some ten thousand."""
 _MAX_PORT = 65_535
 _BUSY_S = 2.0
 _STEP = 10_000
@@ -76,7 +78,7 @@ def _container(engine: str, own: Mapping[str, Any], host: Mapping[str, Any]) -> 
         # Path and Args are what is executed: the entry point and the command, put together.
         command=_words(_table(own, "Config").get("Image"), own.get("Path"), own.get("Args")),
         host_network=host.get("NetworkMode") == "host",
-        published=tuple(_bound(_table(host, "PortBindings"))),
+        published=tuple(sorted(set(_bound(_table(host, "PortBindings"))))),
     )
 
 
@@ -85,7 +87,7 @@ def _bound(bindings: Mapping[str, object]) -> Iterator[int]:
         for row in rows if isinstance(rows, list) else ():
             text = str(row.get("HostPort") or "") if isinstance(row, dict) else ""
             # An empty one is chosen anew at each start.
-            if text.isascii() and text.isdigit():
+            if text.isascii() and text.isdigit() and len(text) <= len(str(_MAX_PORT)):
                 yield int(text)
 
 
@@ -112,36 +114,40 @@ def podman(root: Path, engine: str) -> Iterator[Container]:
             stopped_by_hand=state.get("stoppedByUser") is True,
             command=_words(config.get("rawImageName"), process.get("args")),
             host_network=bool(config) and not own_network,
-            published=tuple(_mapped(config.get("newPortMappings"))),
+            published=tuple(sorted(_mapped(config.get("newPortMappings")))),
         )
 
 
-def _podman_rows(file: Path) -> list[tuple[object, object]]:
+def _podman_rows(file: Path) -> Iterator[tuple[object, object]]:
     query = (
         "SELECT c.JSON, s.JSON FROM ContainerConfig AS c LEFT JOIN ContainerState AS s"
         " ON s.ID = c.ID LIMIT ?"
     )
     try:
         if not file.is_file() or file.stat().st_size > _MAX_BYTES:
-            return []
+            return
         connection = sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=_BUSY_S)
         with contextlib.closing(connection):
-            # It may be any user's file: what looks like a table may be a view without an end.
+            # It may be any user's file: what looks like a table may be a view without an end, or
+            # one of values without one.
             steps = itertools.count(1)
             connection.set_progress_handler(lambda: next(steps) > _MAX_STEPS, _STEP)
             connection.execute("PRAGMA trusted_schema = OFF")
-            return connection.execute(query, (_MAX_CONTAINERS,)).fetchall()
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE)
+            yield from connection.execute(query, (_MAX_CONTAINERS,))
     except (OSError, sqlite3.Error):
-        return []
+        return
 
 
-def _mapped(mappings: object) -> Iterator[int]:
+def _mapped(mappings: object) -> set[int]:
+    found: set[int] = set()
     for row in mappings if isinstance(mappings, list) else ():
         match row:
             case {"host_port": int(port), "range": int(count)} if 1 <= count <= _MAX_PORT:
-                yield from range(port, port + count)
-            case {"host_port": int(port)}:
-                yield port
+                found.update(range(max(port, 0), min(port + count, _MAX_PORT + 1)))
+            case {"host_port": int(port)} if 0 <= port <= _MAX_PORT:
+                found.add(port)
+    return found
 
 
 def _parsed(text: object, kind: type[_T]) -> _T:

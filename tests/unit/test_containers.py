@@ -5,6 +5,7 @@ The fixtures of Docker are written by hand after its documented files: no Docker
 Those of Podman are rows of a db.sql of Podman 5.4.2, without what nobody reads.
 """
 
+import contextlib
 import json
 import sqlite3
 import time
@@ -51,7 +52,7 @@ def test_dockers_files_say_who_starts_again_and_on_which_ports(tmp_path: Path) -
     assert found["vllm-published"] == Container(
         "docker", "vllm-published", "unless-stopped", runs=True, stopped_by_hand=False,
         command=("vllm/vllm-openai:v0.27.1", "vllm", "serve", "--model", "/m", "--port", "8000"),
-        host_network=False, published=(8011, 8011),
+        host_network=False, published=(8011,),
     )  # fmt: skip
     rivals = {name: rival(one) for name, one in found.items()}
     assert rivals["once"] is None, "nobody starts it again"
@@ -125,6 +126,31 @@ def test_a_view_without_an_end_is_given_up(tmp_path: Path) -> None:
     begun = time.monotonic()
     assert list(container_files.podman(tmp_path, "podman")) == []
     assert time.monotonic() - begun < 60, "it came back at all"
+
+
+def test_what_a_user_wrote_there_costs_root_neither_memory_nor_an_error(tmp_path: Path) -> None:
+    bindings = {"PortBindings": {"1/tcp": [{"HostPort": "9" * 5000}, {"HostPort": "8011"}]}}
+    folder = tmp_path / "containers/x"
+    folder.mkdir(parents=True)
+    (folder / "config.v2.json").write_text('{"Name": "/x"}')
+    (folder / "hostconfig.json").write_text(json.dumps(bindings))
+    (one,) = container_files.docker(tmp_path, "docker")
+    assert one.published == (8011,), "Python takes no number of so many digits"
+
+    every = {"host_port": 60000, "range": 65535}
+    config = {"name": "many", "newPortMappings": [every, {"host_port": -1}, *[every] * 50]}
+    with contextlib.closing(sqlite3.connect(tmp_path / "db.sql")) as database:
+        database.execute("CREATE TABLE ContainerConfig (ID TEXT, JSON TEXT)")
+        database.execute("CREATE TABLE ContainerState (ID TEXT, JSON TEXT)")
+        database.execute("INSERT INTO ContainerConfig VALUES ('1', ?)", (json.dumps(config),))
+        database.commit()
+        (one,) = container_files.podman(tmp_path, "podman")
+        assert one.published == tuple(range(60000, 65536))
+
+        database.execute("DROP TABLE ContainerConfig")
+        database.execute("CREATE VIEW ContainerConfig AS SELECT '1' AS ID, zeroblob(9e6) AS JSON")
+        database.commit()
+    assert list(container_files.podman(tmp_path, "podman")) == [], "it could be gigabytes"
 
 
 def test_an_older_podman_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
