@@ -203,14 +203,16 @@ def _of_json(text: str, process: re.Match[str] | None) -> list[Line]:
     if not text.startswith("{", start):
         return []
     known = json_records.Process(process["process"], int(process["pid"])) if process else None
-    texts = json_records.text_lines(text[start:], known)
-    # Never cut, as a line with a whole record prefix never is: all of it is that record's text.
-    return [_uncut(one) for one in texts or ()]
+    texts = json_records.text_lines(text[start:], known) or []
+    # Never cut, as a line with a whole record prefix never is: all of it is that record's text. Nor
+    # does a line of a record without such a prefix, which is uvicorn's, pose as another record.
+    has_prefix = bool(texts) and _PROCESS.match(texts[0]) is not None
+    return [_uncut(one, may_be_record=has_prefix) for one in texts]
 
 
-def _uncut(text: str) -> Line:
+def _uncut(text: str, *, may_be_record: bool) -> Line:
     text = (_ESCAPE.sub("", text) if "\x1b" in text else text).rstrip("\r")
-    process = _PROCESS.match(text)
+    process = _PROCESS.match(text) if may_be_record else None
     return _line(text, text, process, _RECORD.match(text, process.end()) if process else None)
 
 

@@ -48,6 +48,7 @@ def test_what_uvicorn_says_stays_bare_and_its_traceback_poses_as_nothing() -> No
         "ERROR:    Exception in ASGI application",
         "Traceback (most recent call last):",
     ]
+    assert {line[:5] for line in lines} == {(Source.ENGINE, "", 0, "", "")}
 
 
 @pytest.mark.parametrize(
