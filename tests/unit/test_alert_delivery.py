@@ -194,7 +194,10 @@ def tls_receiver(pair: CertificatePair) -> Iterator[tuple[str, list[bytes]]]:
         with context.wrap_socket(peer, server_side=True) as tls:
             data = tls.recv(65536)
             while not data.rstrip().endswith(b"}"):
-                data += tls.recv(65536)
+                more = tls.recv(65536)
+                if not more:
+                    return  # it hung up in the middle
+                data += more
             asked.append(data)
             tls.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 
