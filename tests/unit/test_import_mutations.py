@@ -60,8 +60,8 @@ COMPOSE = "services:\n  llm:\n    image: vllm/vllm-openai:v0.11.2\n    command: 
         ("/s/a.service", f"ExecStart={TAKEN}\n", "no [Service] section"),
         ("/s/a.service", f"[Service]\nExecStart={TAKEN}\nExecStart={TAKEN}\n", "(lines 2, 3)"),
         ("/s/compose.yml", f"{COMPOSE}--model m\n\tports: [1]\n", "line 5"),
-        ("/s/compose.yml", f"{COMPOSE}--model m\n    command: x\n", "line 5: the key command"),
-        ("/s/compose.yml", f"{COMPOSE}!!python/name:os.system x\n", "line 4: the tag"),
+        ("/s/compose.yml", f"{COMPOSE}--model m\n    command: x\n", "line 5: a key stands twice (first at line 4)"),
+        ("/s/compose.yml", f"{COMPOSE}!!python/name:os.system x\n", "line 4: a tag is not followed"),
         ("/s/compose.yml", f"{COMPOSE}--model ${{M:?set M first}}\n", "$M is set neither in .env"),
         ("/s/compose.yml", f"{COMPOSE}--model m\n---\nservices: {{}}\n", "another document"),
     ],
@@ -92,7 +92,12 @@ def test_what_is_wrong_is_said_with_its_place(path, text, reason):
 )  # fmt: skip
 @pytest.mark.parametrize(
     "shadow",
-    ["root:$y$j9T$Cv0kq/Canary:20000::::\n", "root:Canary: x: y\n", "- Canary\n", "Canary:x\n"],
+    [
+        "root:$y$j9T$Cv0kq/Canary:20000::::\n", "root:Canary: x: y\n", "- Canary\n", "Canary:x\n",
+        "key: *Canary\n", "key: !Canary!x y\n", "key: !Canary y\n", "services:\n  x: {Canary: 1, Canary: 2}\n",
+        "%YAML 1.1 Canary\n", 'key: "\\xCanary"\n', "a: &Canary 1\nb: &Canary 2\nc: *Canari\n",
+        "key: @Canary\n", "!<Canary {> x\n",
+    ],
 )
 def test_a_file_that_a_source_merely_names_is_not_shown(path, text, shadow):
     """Root imports what others wrote, and passes the report on."""

@@ -76,7 +76,7 @@ def _convert(node: yaml.Node, loader: yaml.SafeLoader, path: str, budget: _Budge
         raise yaml.YAMLError("it is too large, or its aliases are")
     if not _TAG.match(node.tag):
         place = Origin(path, node.start_mark.line + 1)
-        raise RefusalError(place, f"the tag {node.tag} is not followed: write the value itself")
+        raise RefusalError(place, "a tag is not followed: write the value itself")
     if isinstance(node, yaml.MappingNode):
         _refuse_double_keys(node, path, budget)
         loader.flatten_mapping(node)
@@ -112,7 +112,6 @@ def _refuse_double_keys(node: yaml.MappingNode, path: str, budget: _Budget) -> N
             first = lines[key.value]
             raise RefusalError(
                 Origin(path, line),
-                f"the key {key.value} stands twice (first at line {first}), which Compose refuses:"
-                " remove one",
+                f"a key stands twice (first at line {first}), which Compose refuses: remove one",
             )  # fmt: skip
         lines[str(key.value)] = line
