@@ -8,6 +8,7 @@ from test_import_fixtures import FIXTURES, archive, run
 
 from sparkd.cli.import_ import as_json
 
+SOURCE = ["source /s/a.sh"]
 REAL = [path for path in FIXTURES if path.stem.startswith("spark-")]
 
 
@@ -60,8 +61,8 @@ COMPOSE = "services:\n  llm:\n    image: vllm/vllm-openai:v0.11.2\n    command: 
         ("/s/a.service", f"ExecStart={TAKEN}\n", "no [Service] section"),
         ("/s/a.service", f"[Service]\nExecStart={TAKEN}\nExecStart={TAKEN}\n", "(lines 2, 3)"),
         ("/s/compose.yml", f"{COMPOSE}--model m\n\tports: [1]\n", "line 5"),
-        ("/s/compose.yml", f"{COMPOSE}--model m\n    command: x\n", "line 5: a key stands twice (first at line 4)"),
-        ("/s/compose.yml", f"{COMPOSE}!!python/name:os.system x\n", "line 4: a tag is not followed"),
+        ("/s/compose.yml", f"{COMPOSE}--model m\n    command: x\n", "line 5: a key stands twice"),
+        ("/s/compose.yml", f"{COMPOSE}!!python/name:os.system x\n", "line 4: a tag is not"),
         ("/s/compose.yml", f"{COMPOSE}--model ${{M:?set M first}}\n", "$M is set neither in .env"),
         ("/s/compose.yml", f"{COMPOSE}--model m\n---\nservices: {{}}\n", "another document"),
     ],
@@ -93,10 +94,19 @@ def test_what_is_wrong_is_said_with_its_place(path, text, reason):
 @pytest.mark.parametrize(
     "shadow",
     [
-        "root:$y$j9T$Cv0kq/Canary:20000::::\n", "root:Canary: x: y\n", "- Canary\n", "Canary:x\n",
-        "key: *Canary\n", "key: !Canary!x y\n", "key: !Canary y\n", "services:\n  x: {Canary: 1, Canary: 2}\n",
-        "%YAML 1.1 Canary\n", 'key: "\\xCanary"\n', "a: &Canary 1\nb: &Canary 2\nc: *Canari\n",
-        "key: @Canary\n", "!<Canary {> x\n",
+        "root:$y$j9T$Cv0kq/Canary:20000::::\n",
+        "root:Canary: x: y\n",
+        "- Canary\n",
+        "Canary:x\n",
+        "key: *Canary\n",
+        "key: !Canary!x y\n",
+        "key: !Canary y\n",
+        "services:\n  x: {Canary: 1, Canary: 2}\n",
+        "%YAML 1.1 Canary\n",
+        'key: "\\xCanary"\n',
+        "a: &Canary 1\nb: &Canary 2\nc: *Canari\n",
+        "key: @Canary\n",
+        "!<Canary {> x\n",
     ],
 )
 def test_a_file_that_a_source_merely_names_is_not_shown(path, text, shadow):
@@ -110,7 +120,11 @@ def test_a_file_that_a_source_merely_names_is_not_shown(path, text, shadow):
     [
         ("{service: x, file: [a]}", "", "what `extends` names cannot be told"),
         ("{service: [x]}", "", "what `extends` names cannot be told"),
-        ("{service: x, file: sub/o.yml}", "services:\n  x:\n", "x, which is no table in /s/sub/o.yml"),
+        (
+            "{service: x, file: sub/o.yml}",
+            "services:\n  x:\n",
+            "x, which is no table in /s/sub/o.yml",
+        ),
         ("{service: x, file: sub/o.yml}", "services:\n  x: [1]\n", "x, which is no table"),
         ("{service: x, file: o.yml}", "services:\n  x: text\n", "x, which is no table in /s/o.yml"),
     ],
@@ -122,6 +136,61 @@ def test_what_no_service_can_extend_is_said(named, other, reason):
     assert engines == []
     assert len(reasons) == 1
     assert reason in reasons[0]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        'while read -r line; do export "$line"; done < .env',
+        "for pair in $(cat .env); do export $pair; done",
+        'declare "$n=$v"',
+        'n=MODEL; printf -v "$n" other',
+        'n=MODEL; read "$n"',
+        "declare -n r=MODEL; r=other",
+        '[ -f /s/x.env ] && export "MODEL=other"',
+    ],
+)
+def test_a_name_that_only_a_shell_can_tell_may_be_any(before):
+    engines, reasons, _ = outcome({"/s/a.sh": f"{before}\nvllm serve ${{MODEL:-wrong}}\n"}, SOURCE)
+    assert engines == []
+    assert "an argument of vllm cannot be known" in reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "model"),
+    [
+        ('export "MODEL=a b"', "a b"),
+        ("n=MODEL; declare $n=other", "other"),
+        ("[ -f /s/x.env ] && . /s/x.env", "from-the-file"),
+    ],
+)
+def test_what_a_declaration_sets_is_followed(before, model):
+    files = {
+        "/s/a.sh": f'{before}\nvllm serve "${{MODEL:-wrong}}"\n',
+        "/s/x.env": "MODEL=from-the-file\n",
+    }
+    ((_, argv, _),), _, _ = outcome(files, SOURCE)
+    assert argv[2] == model
+
+
+def test_a_file_is_not_taken_for_sourced_that_is_sourced_only_when_it_is_not_there():
+    files = {
+        "/s/a.sh": "[ -f /s/x.env ] || . /s/x.env\nvllm serve ${MODEL:-wrong}\n",
+        "/s/x.env": "MODEL=from-the-file\n",
+    }
+    engines, reasons, _ = outcome(files, SOURCE)
+    assert engines == []
+    assert "MODEL is set under a condition" in reasons[0]
+
+
+@pytest.mark.parametrize(
+    "before", ["cd -", "cd", "popd", "pushd", "cd -P -", "f() { cd /b; }; cd /a; f"]
+)
+def test_where_only_a_shell_knows_to_be_is_nowhere(before):
+    files = {"/s/a.sh": f"cd /a\n{before}\nvllm serve ./m\n"}
+    ((_, argv, _),), _, notes = outcome(files, SOURCE)
+    assert argv[2] == "./m"
+    assert any("a working directory that is not known" in note["text"] for note in notes)
 
 
 def test_nothing_is_executed(tmp_path):

@@ -54,6 +54,7 @@ _OWN_DIRECTORY = re.compile(
 _CONDA_HOOK = re.compile(r"(/[^\s\"'$()]+)/bin/(?:conda|mamba|micromamba)\b")
 # Builtins that set the variables that they name, to what only a run could tell.
 _SETTING = frozenset({"read", "mapfile", "readarray", "getopts", "let", "printf"})
+_CHANGING_DIRECTORY = frozenset({"cd", "pushd", "popd"})
 # Nothing that matters to a server is set by these, whatever they are called by.
 _HARMLESS_FILES = ("/bin/activate", "/etc/profile.d/conda.sh", "/bin/conda", "/.bashrc",
                    "/.profile", "/.bash_profile", "/nvm.sh")  # fmt: skip
@@ -232,7 +233,9 @@ class Shell:
         head = tokens[0]
         name = head.bare if isinstance(head, ShellWord) else None
         line = head.line
-        tested, self._tested = self._tested, self._test(name, tokens, conditional=conditional)
+        # What `||` joins runs when the file is not there.
+        tested = "" if simple.joined_by == "||" else self._tested
+        self._tested = self._test(name, tokens, conditional=conditional)
         self._read_in(name, tokens[1:], line)
         if name in _DECLARING:
             self._declare(name or "", tokens[1:], conditional=conditional)
@@ -253,6 +256,7 @@ class Shell:
             return False
         if argv[0].text in self._functions:
             self._tainted |= self._set_by_functions
+            self._lost = self._set_by_functions.get("PWD", self._lost)
             return False
         environment = {
             key: value
@@ -301,8 +305,10 @@ class Shell:
                 return True
             self.notebook.add(origin, codes.CONDITIONAL, shown)
             self._source(argv[1], line, conditional=True)
-        elif name == "cd":
+        elif name in _CHANGING_DIRECTORY:
             self._lost = f"`{as_written(tokens)}` at line {origin.line} depends on a condition"
+            if "function" in self._blocks:
+                self._set_by_functions["PWD"] = self._lost
         elif name in {"set", "shift"}:
             if name == "shift" or any(word.text == "--" for word in argv):
                 self._unknown_positional = f"they are changed under a condition at line {line}"
@@ -330,6 +336,8 @@ class Shell:
         for text in names:
             if NAME.fullmatch(text):
                 self._forget(text, line, name)
+            elif NAME.fullmatch(text.removeprefix("$")):  # read "$name"
+                self._forget_all(line, f"{name} {text}")
 
     def _argv(self, tokens: Iterable[Token]) -> list[Word]:
         words: list[Word] = []
@@ -410,14 +418,32 @@ class Shell:
             elif isinstance(token, ShellWord) and (bare := token.bare) is not None:
                 if bare.startswith("-"):
                     exports = exports or "x" in bare
+                    if "n" in bare and command != "export":  # a name for another variable
+                        self._forget_all(token.line, f"{command} {bare}")
                     continue
                 name = bare
             else:
-                if any(isinstance(part, Opaque) for part in getattr(token, "parts", ())):
-                    # export $(grep -v '^#' .env | xargs)
-                    self._forget_all(token.line, f"{command} {as_written([token])}")
+                if isinstance(token, ShellWord):
+                    self._declare_word(command, token, exports=exports, conditional=conditional)
                 continue
             if exports and NAME.fullmatch(name):
+                self.exported.add(name)
+
+    def _declare_word(
+        self, command: str, token: ShellWord, *, exports: bool, conditional: bool
+    ) -> None:
+        """`export "$line"`, `export $(grep -v '^#' .env)`: what is set shows when expanded."""
+        for word in self.expand(token):
+            name, equals, value = word.text.partition("=")
+            if not NAME.fullmatch(name):
+                self._forget_all(token.line, f"{command} {as_written([token])}")
+                continue
+            if equals and conditional:
+                self._forget(name, token.line, f"{command} {name}=…")
+            elif equals:
+                self.variables[name] = word._replace(text=value)
+                self._tainted.pop(name, None)
+            if exports:
                 self.exported.add(name)
 
     def _builtin(self, argv: Sequence[Word], line: int) -> bool:
@@ -426,8 +452,8 @@ class Shell:
         name, rest = argv[0].text, argv[1:]
         if name in {"source", "."} and rest:
             self._source(rest[0], line)
-        elif name == "cd" and rest:
-            self._change_directory(rest[-1], line)
+        elif name in _CHANGING_DIRECTORY:
+            self._change_directory(name, rest, line)
         elif name in {"conda", "mamba", "micromamba"} and [w.text for w in rest[:1]] == [
             "activate"
         ]:
@@ -445,9 +471,17 @@ class Shell:
             return False
         return True
 
-    def _change_directory(self, target: Word, line: int) -> None:
+    def _change_directory(self, name: str, words: Sequence[Word], line: int) -> None:
+        places = [word for word in words if word.text not in {"-L", "-P", "-e", "--"}]
+        if name == "cd" and not places and self.home:
+            places = [Word(self.home, self._at(line))]
+        if name == "popd" or not places or places[0].text.startswith(("-", "+")):
+            shown = " ".join([name, *(word.text for word in words)])
+            self._lost = f"`{shown}` at line {self._at(line).line} goes where only a shell can tell"
+            return
+        target = places[0]
         if target.problem:
-            self._lost = f"`cd` at line {self._at(line).line}: {target.problem}"
+            self._lost = f"`{name}` at line {self._at(line).line}: {target.problem}"
         elif target.text.startswith("/") or not self._lost:
             self.directory, self._lost = join(self.directory, target.text), ""
 
