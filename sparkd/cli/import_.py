@@ -174,6 +174,15 @@ def as_json(plan: "Plan") -> dict[str, list[dict[str, object]]]:
             }
             for engine in plan.engines
         ],
+        "tenants": [
+            {
+                "name": tenant.name,
+                "text": tenant.text,
+                "is_known": tenant.is_known,
+                "obstacle": tenant.obstacle,
+            }
+            for tenant in plan.tenants
+        ],
         "refused": [dict(refused._asdict()) for refused in plan.refused],
         "notes": [dict(note._asdict()) for note in plan.notes],
     }

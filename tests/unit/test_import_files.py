@@ -38,7 +38,7 @@ def test_without_write_nothing_is_written(unit, tmp_path, capsys):
     directory = tmp_path / "engines.d"
     code, result = run(capsys, unit, "--config-dir", directory)
     assert code == Exit.OK
-    assert result.keys() == {"engines", "refused", "notes"}
+    assert result.keys() == {"engines", "tenants", "refused", "notes"}
     assert result["engines"][0].keys() == {"name", "config", "argv", "environment"}
     assert not directory.exists()
 
@@ -126,6 +126,14 @@ def test_what_is_refused_is_kept_as_a_tenant_of_sparkd_toml(host, capsys):
     said = capsys.readouterr().out
     assert "counted already, as tenants.sglang" in said
     assert "has a table for it already, or the comment with one" in said
+
+
+def test_tenants_are_in_the_json_too(host, capsys):
+    keep(host, "--json")
+    ollama, sglang = json.loads(capsys.readouterr().out)["tenants"]
+    assert (ollama["name"], ollama["is_known"], ollama["obstacle"]) == ("ollama", False, "")
+    assert (sglang["name"], sglang["is_known"], sglang["obstacle"]) == ("sglang", True, "")
+    assert '[tenants.sglang]\nmemory = "20%"' in sglang["text"]
 
 
 def test_without_a_sparkd_toml_one_is_made(host):
