@@ -130,7 +130,11 @@ def _unit_document(path: Path, name: str) -> Document:
         if folder.is_dir()
         for file in sorted(folder.glob("*.conf"))
     }
-    drop_ins = [Fragment(str(file), _read_text(file)) for _, file in sorted(files.items())]
+    drop_ins = [
+        Fragment(str(file), _read_text(file))
+        for _, file in sorted(files.items())
+        if os.path.realpath(file) != os.devnull  # so a drop-in of that name is masked
+    ]
     # A user unit, or a quadlet of a user.
     is_users = "/systemd/user/" in str(path) or "/.config/containers/systemd/" in str(path)
     owner = _owner(path) if is_users else ""

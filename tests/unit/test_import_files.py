@@ -284,6 +284,15 @@ def test_drop_ins_of_several_folders_count_in_the_order_of_their_names(tmp_path)
     assert found == ["05", "10", "20"]
 
 
+def test_a_masked_drop_in_is_none(unit):
+    for folder in ("service.d", "fast.service.d"):
+        unit.with_name(folder).mkdir()
+    unit.with_name("service.d").joinpath("a.conf").write_text("[Service]\nEnvironment=A=1\n")
+    unit.with_name("fast.service.d").joinpath("a.conf").symlink_to("/dev/null")
+    (document,) = documents(str(unit))
+    assert document.drop_ins == ()
+
+
 def test_a_template_yields_its_instances(tmp_path):
     (tmp_path / "env").mkdir()
     (tmp_path / "env" / "b.env").write_text("PORT=1\n")
