@@ -140,6 +140,8 @@ class InvocationLog:
         # One step more than that: the next one forward reads the first of them.
         if self._reader._previous(lines) and self._reader._previous():
             if here is None or self._reader._get_realtime() > here[0]:
+                self._cut.clear()
+                self._is_rest(_entry(self._reader))  # the first line may be the rest of this one
                 return True
         elif here is None:
             self._reader.seek_head()

@@ -33,8 +33,12 @@ whole = [(e.message.decode()[:40], e.source) for e in InvocationLog(invocation).
 log = InvocationLog(invocation)
 log.skip_to_last(10**6)
 again = sum(1 for _ in log.read())
+landed = InvocationLog(invocation)
+behind = len(whole) - [text[:11] for text, _ in whole].index("(EngineCore")
+landed.skip_to_last(behind)
+first = next((e.message.decode()[:11], e.source) for e in landed.read())
 json.dump({
-    "whole": whole[:2] + whole[-6:], "count": len(whole), "again": again,
+    "first": first, "whole": whole[:2] + whole[-6:], "count": len(whole), "again": again,
     "ample": numbers(ample),
     "both": numbers(ample._replace(first=50, newest=100)),
     "overlap": numbers(ample._replace(first=4000, newest=3000)),
@@ -70,4 +74,5 @@ def test_a_flood_is_read_from_both_ends_and_a_cut_line_is_no_new_one(lab: Lab) -
     assert len(slow) <= 102
     rest = [row for row in seen["whole"] if row[0].startswith("(EngineCore")]
     assert [row[1] for row in rest] == ["other"], seen["whole"]
+    assert seen["first"] == ["(EngineCore", "other"], "nor when reading begins with it"
     assert [row[1] for row in seen["whole"] if row[0] == "after"] == ["engine"]
