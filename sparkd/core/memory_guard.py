@@ -147,7 +147,7 @@ def decide(state: State, sample: Sample, lives: Sequence[Life], policy: Policy) 
 
 def _remember(state: State, sample: Sample, policy: Policy) -> State:
     short = _is_short(sample, policy)
-    calm = sample.available >= CALM_SHARE * policy.floor and sample.stall < STALL_OVER
+    calm = _is_calm(sample, policy)
     if sample.driver_refused:
         state = state._replace(alarm_until=sample.now + ALARM_S)
     if short and state.short_since is None:
@@ -172,6 +172,17 @@ def _is_short(sample: Sample, policy: Policy) -> bool:
     if sample.available < policy.floor:
         return True
     return sample.stall >= STALL and sample.available < 2 * policy.floor
+
+
+def _is_calm(sample: Sample, policy: Policy) -> bool:
+    """More than enough is available, and where it is rather little, nobody waits for it.
+
+    Above twice the floor pressure cannot begin a shortage, so it cannot make one last either: a
+    unit that stalls at its own limit for days would hold every start of the host for as long.
+    """
+    if sample.available >= 2 * policy.floor:
+        return True
+    return sample.available >= CALM_SHARE * policy.floor and sample.stall < STALL_OVER
 
 
 def _is_over(state: State, sample: Sample) -> bool:

@@ -108,6 +108,22 @@ def test_pressure_counts_only_when_little_is_available():
     assert first(12 * GIB, 5.0) is None
 
 
+def test_pressure_alone_does_not_make_a_shortage_last():
+    """A unit that stalls at its own limit would otherwise hold every start for as long."""
+
+    def last_step(available, stall):
+        state, last = State(), None
+        for index in range(200):
+            short = index < 30
+            sample = Sample(index * 0.2, 4 * GIB if short else available, stall if not short else 0)
+            decision = decide(state, sample, (), POLICY)
+            state, last = decision.state, decision.step or last
+        return last, state.holding
+
+    assert last_step(60 * GIB, 40.0) == (Step.RELAX, False)
+    assert last_step(12 * GIB, 40.0)[1]
+
+
 def test_off():
     assert play([1] * 100, Policy(Mode.OFF, 8 * GIB), refused={3}) == []
 
