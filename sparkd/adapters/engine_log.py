@@ -74,7 +74,7 @@ class EngineLog:
         self._log = InvocationLog(invocation_id)
         self._log.skip_to_last(BACKLOG)
         pids = frozenset({pid} - {0})
-        self._classifier = Classifier(catalogue, pids=pids, unit=unit_of(engine))
+        self._classifier = Classifier(catalogue, pids=pids, unit=unit_of(engine), has_served=True)
         self._requests = 0
         self._dropped = 0
         self._late = False

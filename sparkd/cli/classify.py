@@ -186,7 +186,7 @@ def document(catalogue: Catalogue) -> str:
         "|---|---|",
         "| retry | `Restart=` brings the engine back, bounded by the burst limit |",
         "| retry-after-memory | the next start waits until memory is back, bounded |",
-        "| hold-will-fail-again | held at once: another try ends the same way |",
+        "| hold-will-fail-again | held at once, unless it has served: a retry ends the same way |",
         "| hold-needs-a-human | held at once: the host or its hardware needs somebody |",
         "| none | nothing follows from it |",
         "",

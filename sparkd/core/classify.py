@@ -108,6 +108,7 @@ class Classifier:
         complete: the log is all there is and nobody watches the process, as with a file that an
             operator hands in. Then a process's last word, or a start's last error, with nothing
             behind it stands for the end that the log does not show.
+        has_served: somebody saw that it was ready, though its log may not be read from its start.
     """
 
     def __init__(
@@ -118,12 +119,14 @@ class Classifier:
         cgroup: str = "",
         unit: str = "",
         complete: bool = False,
+        has_served: bool = False,
     ) -> None:
         self._catalogue = catalogue
         self._pids = pids
         self._cgroup = cgroup.rstrip("/")
         self._unit = unit
         self._complete = complete
+        self._has_served = has_served
         self._life = Life()
         self._previous: Verdict | None = None
         self._sequence = 0
@@ -360,7 +363,21 @@ class Classifier:
             reason += f"; {life.detail.match.line.message[:_DETAIL_CAP].rstrip('.')}"
         if life.ready and frame.sequence - life.ready.sequence <= _SOON_AFTER_READY:
             reason += f"; {frame.sequence - life.ready.sequence} lines after it became ready"
+        if self._has_outlived(cls, best):
+            reason += "; it had started well with the same files and flags, so it may try again"
+            cls = cls._replace(answer=Answer.RETRY)
         return _verdict(label, cls, best, reason + ".")
+
+    def _has_outlived(self, cls: Class, best: Seen) -> bool:
+        """Whether a start has gone well that could not have, were this the whole truth.
+
+        Much that tells of a bad flag or model during a start may be about one request later on (an
+        adapter that is not there, tensors of one batch, a client's words in a traceback). Where it
+        is true all the same the burst limit holds the engine. What the kernel says stands.
+        """
+        told_by_engine = best.match.line.source is not Source.KERNEL
+        is_of_starts = cls.label is Label.FATAL_INIT and cls.answer.holds
+        return (self.ready or self._has_served) and is_of_starts and told_by_engine
 
     def _by_exit(self, exit_state: ExitState) -> Verdict:
         life = self._life
@@ -473,9 +490,12 @@ def classify(
     cgroup: str = "",
     unit: str = "",
     complete: bool = False,
+    has_served: bool = False,
 ) -> Verdict:
     """Return the verdict on one life of an engine; see `Classifier` for the arguments."""
-    classifier = Classifier(catalogue, pids=pids, cgroup=cgroup, unit=unit, complete=complete)
+    classifier = Classifier(
+        catalogue, pids=pids, cgroup=cgroup, unit=unit, complete=complete, has_served=has_served
+    )
     for line in lines:
         classifier.feed(line)
     return classifier.verdict(exit_state, requested)

@@ -172,7 +172,10 @@ def _read_log(name: str, ending: Ending) -> Told:
     """Take in what the invocation and the kernel logged, in the order of time."""
     unit = ending.unit
     pids = frozenset({unit.main_pid} - {0})
-    classifier = Classifier(load_catalogue(), pids=pids, cgroup=unit.cgroup, unit=name)
+    classifier = Classifier(
+        load_catalogue(), pids=pids, cgroup=unit.cgroup, unit=name,
+        has_served=end_of_life.was_ready(unit),
+    )  # fmt: skip
     told = Told(classifier, StopSurvivors(unit.main_pid))
     if not ending.invocation_id:
         return told

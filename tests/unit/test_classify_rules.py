@@ -237,6 +237,49 @@ def test_driver_lines(line, label, cls, answer):
     assert (verdict.label, verdict.cls, verdict.answer) == (label, cls, answer)
 
 
+DUMP = "(EngineCore pid=20) ERROR 11-29 15:16:49 [dump_input.py:79] Dumping scheduler output for model execution: SchedulerOutput(scheduled_new_reqs=[NewRequestData(sampling_params=SamplingParams(stop=['{}']))])"
+BAD_ADAPTER = "ValueError: 'x' is not a local folder and is not a valid model identifier"
+REFUSED_BODY = "pydantic_core._pydantic_core.ValidationError: 1 validation error for Request"
+SHAPE = "(EngineCore pid=20) ERROR 11-29 15:16:49 [core.py:1512] RuntimeError: The size of tensor a (4) must match the size of tensor b (5) at non-singleton dimension 1"
+
+
+def test_what_a_client_wrote_is_no_cause_where_the_engine_shows_its_last_requests():
+    words = (
+        "no kernel image is available for execution on the device",
+        "CUDA out of memory. ",
+        "EngineCore failed to start.",
+        "WorkerProc hit an exception.",
+        "SafetensorError: ",
+    )
+    for text in words:
+        dump = DUMP.format(text)
+        for verdict in (judge(READY, dump, FATAL, IMA), judge(READY, FATAL, dump, IMA)):
+            assert (verdict.cls, verdict.answer) == ("cuda-illegal-memory-access", Answer.RETRY)
+        assert told(READY, dump) == ("benign", "")
+
+
+@pytest.mark.parametrize("line", [BAD_ADAPTER, REFUSED_BODY, SHAPE, NO_IMAGE])
+def test_what_would_hold_a_start_does_not_hold_an_engine_that_has_served(line):
+    killed = ExitState("signal", "killed", "KILL")
+    for verdict in (
+        judge(BOOT, READY, line, FATAL, exit_state=EXIT_0, requested=False),
+        judge(BOOT, READY, line, exit_state=killed, requested=False),
+        judge(line, FATAL, exit_state=EXIT_0, requested=False, has_served=True),
+    ):
+        assert verdict.answer is Answer.RETRY
+        assert "started well" in verdict.reason
+    assert judge(BOOT, line, INIT_FAILED, exit_state=EXIT_0, requested=False).answer.holds
+
+
+def test_what_the_kernel_says_of_the_host_holds_also_one_that_has_served():
+    error = IMA.replace("an illegal memory access was encountered", "unknown error")
+    mismatch = K + "NVRM: API mismatch: the client has the version 580.2"
+    verdict = judge(BOOT, READY, error, mismatch, FATAL)
+    assert (verdict.cls, verdict.answer) == ("driver-api-mismatch", Answer.HOLD_NEEDS_A_HUMAN)
+    lost = judge(BOOT, READY, K + "NVRM: GPU at PCI:000f:01:00 has fallen off the bus", FATAL)
+    assert lost.answer is Answer.HOLD_NEEDS_A_HUMAN
+
+
 def test_hardware_xid_outranks_what_the_engine_saw():
     xid = (
         K
