@@ -7,6 +7,7 @@ was cut short, `undo` brings back what was there.
 
 import json
 import os
+import re
 import stat
 import time
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from sparkd.core.unit_state import unit_of
 
 STOP_S = 120.0
 _SIZE_MAX = 8 << 20
+_FILE = re.compile(r"(\d{6,9})\.json")
 
 
 class Places(NamedTuple):
@@ -43,16 +45,24 @@ def records(places: Places) -> list[Record]:
         OSError: they cannot be read.
     """
     found = []
+    for number in _numbers(places):
+        data = (places.records / f"{number:06}.json").read_bytes()[:_SIZE_MAX]
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError):
+            continue  # a damaged one does not keep the others from being given back
+        if isinstance(value, dict) and (record := handover.from_json(value)) is not None:
+            found.append(record)
+    return found
+
+
+def _numbers(places: Places) -> list[int]:
+    """Of every record, also those that cannot be understood."""
     try:
-        names = sorted(os.listdir(places.records))  # noqa: PTH208  (names, not paths)
+        names = os.listdir(places.records)  # noqa: PTH208  (names, not paths)
     except FileNotFoundError:
         return []
-    for name in names:
-        if name.endswith(".json") and not name.startswith("."):
-            value = json.loads((places.records / name).read_bytes()[:_SIZE_MAX])
-            if isinstance(value, dict) and (record := handover.from_json(value)) is not None:
-                found.append(record)
-    return found
+    return sorted(int(match[1]) for name in names if (match := _FILE.fullmatch(name)))
 
 
 def begin(
@@ -66,10 +76,12 @@ def begin(
     """
     old = manager.unit(unit)
     path = Path(old.fragment_path)
+    if path.is_symlink():
+        raise HandoverError(f"{path} is a link, which could not be given back: put the file there")
     try:
         status = path.stat()
         text = path.read_bytes().decode("utf-8", "surrogateescape")
-        number = max((record.number for record in records(places)), default=0) + 1
+        number = max(_numbers(places), default=0) + 1
         record = Record(
             number=number,
             time=time.time(),
@@ -106,9 +118,16 @@ def take(manager: ServiceManager, record: Record, wish: Wish, places: Places) ->
         _stop(manager, record.unit)
     old = manager.unit(record.unit)
     if handover.may_move(old, record.engine):
+        path = Path(record.path)
+
+        def check() -> None:
+            if path.is_symlink() or path.read_bytes() != _content(record):
+                raise HandoverError(f"{path} changed meanwhile and stays: look at it and try again")
+
+        check()
         record = record._replace(moved=True)
         _write(record, places)
-        _change(Path(record.path).parent, [file_set.Change(Path(record.path).name, None)])
+        _change(path.parent, [file_set.Change(path.name, None, check=check)])
     return record
 
 
@@ -127,7 +146,7 @@ def undo(manager: ServiceManager, record: Record, config_file: Path, places: Pla
         raise HandoverError(f"{unit} runs: 'sparkctl stop {record.engine}' first")
     said = []
     path = Path(record.path)
-    text = record.text.encode("utf-8", "surrogateescape")
+    text = _content(record)
     if record.moved:
         if not _may_replace(path, text):
             raise HandoverError(f"{path} is there and is another one: move it away first")
@@ -149,6 +168,11 @@ def undo(manager: ServiceManager, record: Record, config_file: Path, places: Pla
     if not record.is_same_name:
         said.append(f"'sparkctl apply --prune' removes {unit}")
     return said
+
+
+def _content(record: Record) -> bytes:
+    """The old unit's file, byte for byte."""
+    return record.text.encode("utf-8", "surrogateescape")
 
 
 def _may_replace(path: Path, text: bytes) -> bool:

@@ -141,6 +141,48 @@ def test_undo_does_not_overwrite_another_unit(bed: Bed) -> None:
     assert "other" in bed.file.read_text()
 
 
+def test_an_edit_made_while_the_old_unit_stops_is_not_lost(bed: Bed) -> None:
+    edited = TEXT + b"Environment=A=1\n"
+
+    class Edited(Manager):
+        def stop(self, unit: str) -> str:
+            bed.file.write_bytes(edited)
+            return super().stop(unit)
+
+    bed.manager = Edited(bed.manager.old)
+    with pytest.raises(HandoverError, match="changed meanwhile and stays"):
+        bed.take(Wish(stop=True))
+    assert bed.file.read_bytes() == edited
+    bed.undo()
+    assert bed.file.read_bytes() == edited
+    assert bed.manager.enabled == {"old.service"}
+
+
+def test_a_link_is_refused_before_anything_is_changed(bed: Bed) -> None:
+    target = bed.units.parent / "real.service"
+    bed.file.rename(target)
+    bed.file.symlink_to(target)
+    with pytest.raises(HandoverError, match="is a link"):
+        bed.take(Wish(stop=True))
+    assert bed.file.is_symlink()
+    assert bed.manager.orders == []
+    assert not bed.places.records.exists()
+
+
+@pytest.mark.parametrize("damage", ["{", '{"number": 1, "text": "of a later version"}'])
+def test_a_record_that_cannot_be_read_is_kept_and_keeps_no_other_from_being_undone(
+    bed: Bed, damage: str
+) -> None:
+    bed.places.records.mkdir()
+    unreadable = bed.places.records / "000001.json"
+    unreadable.write_text(damage)
+    record = bed.take(Wish(stop=True))
+    assert record.number == 2
+    assert unreadable.read_text() == damage
+    bed.undo()
+    assert bed.file.read_bytes() == TEXT
+
+
 def test_a_hand_over_cut_short_after_any_step_can_be_undone(bed: Bed) -> None:
     for fails_at in ("stop", "disable", "unlink"):
         bed.manager.enabled = {"old.service"}
