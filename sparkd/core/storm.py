@@ -134,7 +134,10 @@ def decide(state: State, compilers: Sequence[Compiler], policy: Policy, now: flo
     active = [c for c in mine if c.key in state.frozen or not c.stopped]
     jobs = _jobs(active, state)
     turns, reason = _turns(jobs, state, policy, now)
-    runs = {c.key for job in jobs if job.key in turns for c in job.compilers} | state.exempt
+    begun = [job for job in jobs if job.key in turns]
+    held = bool(reason)
+    runs = {c.key for job in begun for c in _parts(job, state, policy, now, held=held)}
+    runs |= state.exempt
     freeze = [c for c in active if c.key not in runs and c.key not in state.frozen]
     thaw = [c for c in active if c.key in runs and c.key in state.frozen]
     gone = {c.key for c in thaw}
@@ -187,23 +190,24 @@ def _turns(
     jobs: Sequence[_Job], state: State, policy: Policy, now: float
 ) -> tuple[dict[Key, float], str]:
     """The jobs whose turn it is, since when, and why the others wait."""
-    limit = 1 if policy.squeezed else policy.max_jobs
+    limit = _limit(policy)
     total = sum(max(1, len(job.compilers)) for job in jobs)
     cuda = any(c.name in CUDA for job in jobs for c in job.compilers)
-    need = sum(_growth(job, state, policy) for job in jobs)
+    need = sum(_growth(job.compilers, state, policy) for job in jobs)
     if total <= limit or (not cuda and not policy.squeezed and need <= policy.room):
         return {job.key: state.turns.get(job.key, now) for job in jobs}, ""
     turns: dict[Key, float] = {}
     used = lent = growth = 0
     short = False
     for job in _in_order(jobs, state, policy, now):
-        weight = max(1, len(job.compilers))
+        parts = _parts(job, state, policy, now)
+        weight = max(1, len(parts))
         if lent < limit and _stalls(job, state, now):
             lent += weight
             weight = 0
         if turns and used + weight > limit:
             continue
-        more = _growth(job, state, policy)
+        more = _growth(parts, state, policy)
         # One that runs is stopped only when memory is short; one that waits, before it would be.
         fits = policy.room > 0 if job.key in state.turns else growth + more <= policy.room
         if turns and not fits:
@@ -228,7 +232,8 @@ def _in_order(jobs: Sequence[_Job], state: State, policy: Policy, now: float) ->
     queue = [job for *_, job in sorted(ranked, key=lambda entry: entry[:2])]
     if queue and begun and not policy.squeezed and _is_overdue(queue[0], state, now):
         longest = min(begun, key=lambda job: state.turns[job.key])
-        fits = _growth(queue[0], state, policy) <= policy.room
+        parts = _parts(queue[0], state, policy, now)
+        fits = _growth(parts, state, policy) <= policy.room
         if fits and now - state.turns[longest.key] >= QUANTUM_S:
             begun = [job for job in begun if job is not longest]
             return [*begun, queue[0], *queue[1:], longest]
@@ -240,17 +245,54 @@ def _is_overdue(job: _Job, state: State, now: float) -> bool:
     return bool(since) and now - min(since) >= QUANTUM_S
 
 
+def _limit(policy: Policy) -> int:
+    return 1 if policy.squeezed else policy.max_jobs
+
+
+def _parts(
+    job: _Job, state: State, policy: Policy, now: float, *, held: bool = True
+) -> list[Compiler]:
+    """The compilers of a job that run when it is its turn; all of them while nothing is `held`.
+
+    `nvcc --threads` starts one for each architecture, all of one job: those beyond the limit wait
+    for each other as jobs do. They do not wait for the frozen ones among them, but should one that
+    runs stall all the same, it does not count.
+    """
+    if not held:
+        return list(job.compilers)
+    in_order = sorted(job.compilers, key=lambda c: (c.key in state.frozen, c.key.start, c.key.pid))
+    chosen: list[Compiler] = []
+    stalled = 0
+    for compiler in in_order:
+        begun = job.key in state.turns and compiler.key not in state.frozen
+        if begun and stalled < _limit(policy) and _is_still(compiler, state, now):
+            stalled += 1
+        elif len(chosen) - stalled >= _limit(policy):
+            continue
+        fits = (
+            policy.room > 0 if begun else _growth([*chosen, compiler], state, policy) <= policy.room
+        )
+        if not chosen or fits:
+            chosen.append(compiler)
+    return chosen
+
+
+def _is_still(compiler: Compiler, state: State, now: float) -> bool:
+    return now - state.progress[compiler.key][1] > STALL_S
+
+
 def _stalls(job: _Job, state: State, now: float) -> bool:
     """Whether a job that may run does nothing: then its turn is lent to another."""
-    if job.key not in state.turns or not job.compilers:
+    running = [c for c in job.compilers if c.key not in state.frozen]
+    if job.key not in state.turns or not running:
         return False
-    return all(now - state.progress[c.key][1] > STALL_S for c in job.compilers)
+    return all(_is_still(c, state, now) for c in running)
 
 
-def _growth(job: _Job, state: State, policy: Policy) -> int:
-    """Bytes that a job is still expected to take."""
+def _growth(compilers: Iterable[Compiler], state: State, policy: Policy) -> int:
+    """Bytes that compilers are still expected to take."""
     expected = max(policy.job_memory, state.peak)
-    return sum(max(expected - c.rss, c.rss // 4) for c in job.compilers)
+    return sum(max(expected - c.rss, c.rss // 4) for c in compilers)
 
 
 def _why(total: int, running: int, policy: Policy, *, short: bool) -> str:

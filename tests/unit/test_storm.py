@@ -96,6 +96,34 @@ def test_a_job_keeps_its_turn_between_two_stages():
     assert pids(later.thaw) == [24]
 
 
+def test_one_nvcc_that_starts_a_compiler_for_each_architecture_is_a_storm_too():
+    """`nvcc --threads`: all of one job, and its turn is no leave for all of them at once."""
+    nvcc = Key(1, 1)
+    seen = [compiler(n, job=nvcc) for n in range(10, 42)]
+    decision = decide(State(), seen, POLICY, 0.0)
+    assert pids(decision.freeze) == list(range(14, 42))
+    assert decision.reason == "32 compilers, 4 run at a time: compile.max_jobs is 4"
+    after = decide(decision.state, as_done(seen, decision)[2:], POLICY, 1.0)
+    assert (pids(after.thaw), after.freeze) == ([14, 15], ())
+    squeezed = decide(after.state, as_done(seen, after)[2:], POLICY._replace(squeezed=True), 2.0)
+    assert pids(squeezed.freeze) == [13, 14, 15]
+    short = POLICY._replace(room=-500 * MIB)
+    assert len(decide(State(), seen, short, 0.0).freeze) == 31
+
+
+def test_a_compiler_that_waits_for_a_frozen_one_of_its_own_job_lends_it_the_turn():
+    seen = [compiler(n, job=Key(1, 1)) for n in range(10, 15)]
+    decision = decide(State(), seen, POLICY._replace(max_jobs=2), 0.0)
+    assert pids(decision.freeze) == [12, 13, 14]
+    still = [c._replace(stopped=c.key in decision.state.frozen) for c in seen]
+    for second in range(1, 20):
+        decision = decide(decision.state, still, POLICY._replace(max_jobs=2), float(second))
+        if decision.thaw:
+            break
+    assert pids(decision.thaw) == [12, 13]
+    assert second > storm.STALL_S
+
+
 def test_another_owner_need_not_wait_for_the_whole_of_a_long_build():
     long = [compiler(n) for n in range(1, 10)]
     decision = decide(State(), long, POLICY, 0.0)
@@ -165,8 +193,9 @@ def test_one_that_never_ends_gives_way():
     owners=st.lists(st.sampled_from(["a", "b", "c"]), min_size=30, max_size=30),
     jobs=st.integers(1, 6),
     room=st.integers(-200, 3000),
+    drivers=st.lists(st.integers(0, 3), min_size=30, max_size=30),
 )
-def test_all_finish_and_never_too_many_run(works, arrivals, owners, jobs, room):
+def test_all_finish_and_never_too_many_run(works, arrivals, owners, jobs, room, drivers):
     """A whole storm: each needs some seconds of running; nothing is lost, nothing starves."""
     left = dict(enumerate(works, start=1))
     state = State()
@@ -179,6 +208,7 @@ def test_all_finish_and_never_too_many_run(works, arrivals, owners, jobs, room):
             compiler(
                 n, owner=owners[n - 1], cpu=works[n - 1] - left[n],
                 stopped=Key(n, n) in state.frozen,
+                job=Key(100 + drivers[n - 1], 0) if drivers[n - 1] else Key(n, n),
             )
             for n in sorted(here)
         ]  # fmt: skip
@@ -188,7 +218,8 @@ def test_all_finish_and_never_too_many_run(works, arrivals, owners, jobs, room):
         assert set(state.frozen) <= {Key(n, n) for n in here}
         assert not {c.key for c in decision.freeze} & {c.key for c in decision.thaw}
         assert len(running) <= jobs
-        assert running or not here
+        between = set(state.turns) - {c.job for c in seen}
+        assert running or not here or between
         for n in running:
             left[n] -= 1
             if not left[n]:
