@@ -92,7 +92,8 @@ class EngineLog:
                 continue
             for line in frame(message, entry.source):
                 self._classifier.feed(line)
-                if line.source is Source.ENGINE and line.file and STATS in message:
+                is_stats = line.source is Source.ENGINE and line.file == progress.STATS_FILE
+                if is_stats and STATS in message:
                     stats = progress.stats(line.message)
                     if stats is not None:
                         moved = moved or stats.is_moving

@@ -29,6 +29,8 @@ _RANK = re.compile(r'(?:^|,)engine="(\d{1,6})"')
 RANKS_MAX = 256
 """Ranks of data parallelism that are told apart; with more, only the sum counts."""
 _SLEEP_STATE = re.compile(r'sleep_state="([^"]{0,80})"')
+STATS_FILE = "loggers.py"
+"""Whose records they are; those of others may have lines of any text, of a request's name say."""
 _STATS = re.compile(
     r"Engine \d+: Avg prompt throughput: ([\d.]{1,20}) tokens/s,"
     r" Avg generation throughput: ([\d.]{1,20}) tokens/s, Running: (\d{1,9}) reqs,"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sparkd.core.lines import Source, frame, neutralise
+from sparkd.core.progress import STATS_FILE
 
 LOAD_MARK = b"Avg prompt throughput: "
 """Only a line with this in it is worth framing for its load."""
@@ -53,7 +54,8 @@ def load_of(raw: bytes, source: Source, time: float) -> Load | None:
     if LOAD_MARK not in raw or source is not Source.ENGINE:
         return None
     for line in frame(raw, source):
-        found = _STATS.match(line.message) if line.level == "INFO" and line.file else None
+        is_own = line.level == "INFO" and line.file == STATS_FILE
+        found = _STATS.match(line.message) if is_own else None
         if found is not None:
             return Load(
                 time,

@@ -77,6 +77,9 @@ def test_the_statistics_line_tells_of_tokens_and_of_requests(log):
 def test_a_client_cannot_forge_a_statistics_line(log):
     say(log, READY, STATS.split(b"] ")[1] % b"99.9")
     assert log.look().moved is False
+    # vLLM prefixes each line of a record, also where a client's name for a request has several.
+    say(log, STATS.replace(b"loggers.py:257", b"async_llm.py:1") % b"99.9")
+    assert log.look().moved is False
 
 
 def test_a_stop_that_systemd_did_not_order_counts_as_an_end(log):

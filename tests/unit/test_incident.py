@@ -117,8 +117,9 @@ def test_a_record_that_was_logged_as_json_is_shown_as_its_lines() -> None:
         "> " + evidence,
         '{"not": "a record"}',
     ]
-    assert load_of(said.replace(b"ERROR", b"INFO").replace(
-        b"EngineCore failed.", STATS.partition(b"] ")[2]), Source.ENGINE, 5.0,
+    stats = said.replace(b"ERROR", b"INFO").replace(b"v1.engine.core", b"v1.metrics.loggers")
+    assert load_of(
+        stats.replace(b"EngineCore failed.", STATS.partition(b"] ")[2]), Source.ENGINE, 5.0,
     ) == Load(5.0, 3, 2, 71.1, 38.8)  # fmt: skip
 
 
