@@ -15,6 +15,7 @@ from systemd._journal import sendv
 from systemd._reader import _Reader
 
 from sparkd.core import events
+from sparkd.core.cut_lines import CutLines
 from sparkd.core.lines import Source
 
 OWN_HELPERS = frozenset({b"await-slot", b"await-ready", b"post-mortem"})
@@ -25,11 +26,10 @@ Not with-credentials: it becomes the engine, whose whole output goes by that nam
 
 
 _CUT_MIN = 1024
-"""Bytes of a line from which on it is asked whether journald cut it, at LineMax=, which is 48 KiB.
+"""Bytes of a line from which on it is asked whether journald cut it (`core.cut_lines`).
 
 To ask of every line would take 3 µs of the 9 that one takes to be read (measured).
 """
-_STREAMS_MAX = 256
 
 
 class Priority:
@@ -91,7 +91,7 @@ class InvocationLog:
         self._reader.add_match(f"INVOCATION_ID={invocation_id}")
         self._reader.add_match("_PID=1")
         self._reader.seek_head()
-        self._cut: set[bytes] = set()
+        self._cut = CutLines()
         self._read_any = False
 
     def read(self, *, until: float = float("inf")) -> Iterator[Entry]:
@@ -112,22 +112,11 @@ class InvocationLog:
         return self._reader._get_realtime(), self._reader._get_cursor()
 
     def _is_rest(self, entry: Entry) -> bool:
-        """Whether this is the rest of a line that journald cut: it may not pose as a record.
-
-        Where the cut falls can be chosen by whoever has a long text logged.
-        """
-        is_cut = (
-            len(entry.message) >= _CUT_MIN
-            and _field(self._reader, "_LINE_BREAK") == b"line-max"
-        )  # fmt: skip
-        if not is_cut and not self._cut:
+        """Whether this is the rest of a line that journald cut: it may not pose as a record."""
+        if len(entry.message) < _CUT_MIN and not self._cut.is_waiting:
             return False
-        stream = _field(self._reader, "_STREAM_ID")
-        is_rest = stream in self._cut
-        self._cut.discard(stream)
-        if is_cut and len(self._cut) < _STREAMS_MAX:
-            self._cut.add(stream)
-        return is_rest
+        fields = [_field(self._reader, n) for n in ("_LINE_BREAK", "_STREAM_ID", "_PID")]
+        return self._cut.is_rest(entry.message, *map(_text, fields))
 
     def skip_to_last(self, lines: int) -> bool:
         """Move so that about `lines` remain to be read, but never back to what has been read.
@@ -140,7 +129,7 @@ class InvocationLog:
         # One step more than that: the next one forward reads the first of them.
         if self._reader._previous(lines) and self._reader._previous():
             if here is None or self._reader._get_realtime() > here[0]:
-                self._cut.clear()
+                self._cut.forget()
                 self._is_rest(_entry(self._reader))  # the first line may be the rest of this one
                 return True
         elif here is None:

@@ -11,11 +11,11 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
+from sparkd.core.cut_lines import CutLines
 from sparkd.core.lines import Line, Source, frame
 
 LINE_CAP = 4 * 1024 * 1024
 """Bytes of one physical line, or of one structured record, that are looked at."""
-_STREAMS_CAP = 256
 _FIELD = re.compile(rb"([A-Z_][A-Z0-9_]{0,63})(=?)")
 _VERBOSE_HEAD = re.compile(rb"[A-Z][a-z]{2} \d{4}-\d\d-\d\d .{8,40} \[s=[0-9a-f]+;")
 _PRETTY_CAP = 512  # lines of one json-pretty record
@@ -54,6 +54,14 @@ class _Numbered:
         return b"".join(parts)
 
 
+class _Broken:
+    """Lines whose rest has not come yet."""
+
+    def __init__(self) -> None:
+        self.docker: set[str] = set()
+        self.journal = CutLines()
+
+
 def read_lines(chunks: Iterable[bytes]) -> Iterator[tuple[int, Line]]:
     """Yield `(number, line)` for every framed line of a log.
 
@@ -64,7 +72,7 @@ def read_lines(chunks: Iterable[bytes]) -> Iterator[tuple[int, Line]]:
     content; what cannot be parsed is framed as plain text.
     """
     source = _Numbered(chunks)
-    broken: set[str] = set()
+    broken = _Broken()
     while True:
         chunk = source.next()
         if chunk is None:
@@ -74,7 +82,7 @@ def read_lines(chunks: Iterable[bytes]) -> Iterator[tuple[int, Line]]:
             yield number, line
 
 
-def _read_record(source: _Numbered, chunk: bytes, broken: set[str]) -> list[Line]:
+def _read_record(source: _Numbered, chunk: bytes, broken: _Broken) -> list[Line]:
     text = chunk.rstrip(b"\n").removeprefix(b"\xef\xbb\xbf")
     if text.startswith(b"__CURSOR="):
         return _journal_lines(_export_fields(source, text), broken)
@@ -112,7 +120,7 @@ def _pretty_record(source: _Numbered, opening: bytes) -> bytes:
     return opening
 
 
-def _structured_lines(fields: Mapping[str, object], broken: set[str]) -> list[Line]:
+def _structured_lines(fields: Mapping[str, object], broken: _Broken) -> list[Line]:
     if "MESSAGE" in fields or "_TRANSPORT" in fields or "__REALTIME_TIMESTAMP" in fields:
         return _journal_lines(fields, broken)
     text = fields.get("log")
@@ -121,23 +129,21 @@ def _structured_lines(fields: Mapping[str, object], broken: set[str]) -> list[Li
     return []
 
 
-def _docker_lines(text: str, stream: str, broken: set[str]) -> list[Line]:
+def _docker_lines(text: str, stream: str, broken: _Broken) -> list[Line]:
     """Docker cuts records at 16 KiB; only a chunk that ends with a newline ends its line."""
-    continues = stream in broken
-    broken.discard(stream)
+    continues = stream in broken.docker
+    broken.docker.discard(stream)
     if not text.endswith("\n"):
-        broken.add(stream)
+        broken.docker.add(stream)
     return frame(text.removesuffix("\n"), Source.OTHER if continues else None)
 
 
-def _journal_lines(fields: Mapping[str, object], broken: set[str]) -> list[Line]:
+def _journal_lines(fields: Mapping[str, object], broken: _Broken) -> list[Line]:
     """Frame a journal entry; a continuation of an overlong line may not pose as a record."""
-    stream = str(fields.get("_STREAM_ID") or fields.get("_PID") or "")
-    continues = stream in broken
-    broken.discard(stream)
-    if fields.get("_LINE_BREAK") == "line-max" and len(broken) < _STREAMS_CAP:
-        broken.add(stream)
-    return frame(_message(fields.get("MESSAGE")), Source.OTHER if continues else _source(fields))
+    message = _message(fields.get("MESSAGE"))
+    of = (str(fields.get(name) or "") for name in ("_LINE_BREAK", "_STREAM_ID", "_PID"))
+    continues = broken.journal.is_rest(message, *of)
+    return frame(message, Source.OTHER if continues else _source(fields))
 
 
 def _source(fields: Mapping[str, object]) -> Source:

@@ -145,6 +145,14 @@ def test_the_rest_of_a_line_that_journald_cut_cannot_pose_as_a_record():
     assert sources == [Source.ENGINE, Source.ENGINE, Source.OTHER, Source.ENGINE]
 
 
+def test_nor_can_the_rest_of_one_in_which_another_process_wrote():
+    first = json.dumps(entry("x" * 9000, _LINE_BREAK="pid-change", _STREAM_ID="a", _PID="1"))
+    other = json.dumps(entry(RECORD, _STREAM_ID="a", _PID="2"))
+    rest = json.dumps(entry(RECORD, _STREAM_ID="a", _PID="1"))
+    sources = [line.source for _, line in read(first, other, rest, rest)]
+    assert sources == [Source.ENGINE, Source.ENGINE, Source.OTHER, Source.ENGINE]
+
+
 def test_json_that_is_no_log_is_text():
     assert read('{"a": 1}')[0][1].message == '{"a": 1}'
     assert read("{" * 5000)[0][1].message.startswith("{{{")
