@@ -28,10 +28,14 @@ class Moment(NamedTuple):
     """Seconds since the epoch, for people and for comparing across boots."""
 
     def age(self, now: "Moment") -> float:
-        """Seconds from this moment to `now`, never negative."""
+        """Seconds from this moment to `now`, never negative.
+
+        A moment of another boot is at least as old as this boot is: by wall time alone one whose
+        clock was ahead would stay young until the wall clock has caught up, for hours or years.
+        """
         if self.boot_id == now.boot_id:
             return max(0.0, now.boottime - self.boottime)
-        return max(0.0, now.wall - self.wall)
+        return max(0.0, now.boottime, now.wall - self.wall)
 
 
 class Death(NamedTuple):

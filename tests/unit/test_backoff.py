@@ -39,6 +39,12 @@ def test_a_pause_ends() -> None:
     assert backoff.pause(ledger(90, 100), moment(115), HOUR) is None
 
 
+def test_a_pause_ends_also_when_the_clock_of_the_last_boot_was_ahead() -> None:
+    ahead = [Death(str(n), Moment("a", n, 1e9), "c") for n in range(3)]
+    waits = [left(Ledger(tuple(ahead)), at) for at in (10, 59, 60)]
+    assert waits == [50, 1, 0]
+
+
 def test_slow_failures_wait_no_longer() -> None:
     assert left(ledger(0, 1000), 1001) == 0
 

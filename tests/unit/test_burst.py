@@ -95,6 +95,16 @@ def test_across_a_reboot_a_clock_that_went_back_keeps_the_death():
     assert burst.budget(before, moment(5, wall=0.0, boot="boot-b"), HOUR).used == 1
 
 
+def test_across_a_reboot_a_clock_that_was_ahead_keeps_no_death_for_ever():
+    """It is older than this boot, whatever the clocks say."""
+    ahead = moment(100.0, wall=WALL + 90 * DAY)
+    before = Ledger((death("a", ahead), death("b", ahead)))
+    assert burst.budget(before, moment(3599, boot="boot-b"), HOUR).used == 2
+    assert burst.budget(before, moment(3600, boot="boot-b"), HOUR).used == 0
+    fresh = death("c", moment(3600, boot="boot-b"))
+    assert not burst.after_death(before, fresh, HOUR, was_ready=True).hold
+
+
 def test_the_same_invocation_counts_once():
     twice = [burst.after_death(Ledger(), death("same", moment(1)), HOUR)]
     twice.append(burst.after_death(twice[0].ledger, death("same", moment(2)), HOUR))
