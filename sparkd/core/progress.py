@@ -26,6 +26,7 @@ _SAMPLE = re.compile(
     r"(vllm:[a-z0-9_]{1,80})(?:\{([^}]{0,1000})\})? +(\S{1,40})(?: +-?\d{1,20})?\Z"
 )
 _RANK = re.compile(r'(?:^|,)engine="(\d{1,6})"')
+NUMBER_MAX = 2.0**63
 RANKS_MAX = 256
 """Ranks of data parallelism that are told apart; with more, only the sum counts."""
 _SLEEP_STATE = re.compile(r'sleep_state="([^"]{0,80})"')
@@ -171,4 +172,5 @@ def _number(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
+    # What vLLM counts is far below the bound, and sums of what is below it stay numbers.
+    return value if math.isfinite(value) and abs(value) < NUMBER_MAX else None

@@ -157,3 +157,14 @@ def test_a_counter_that_fell_was_begun_anew() -> None:
 )
 def test_the_statistics_line(message: str, stats: Stats | None) -> None:
     assert progress.stats(message) == stats
+
+
+def test_no_page_makes_a_sum_that_is_no_number():
+    rows = [
+        f'vllm:num_requests_{kind}{{engine="{rank}"}} {value}'
+        for kind in ("running", "waiting") for rank in range(3) for value in ("1e308",)
+    ]  # fmt: skip
+    found = progress.parse("\n".join(rows).encode())
+    assert (found.work, found.dropped) == (0, 6)
+    most = progress.parse("\n".join(rows).replace("1e308", "9e18").encode())
+    assert most.work > 0
