@@ -206,7 +206,8 @@ def _line(finding: Finding) -> str:
 
 
 def _print_json(value: object) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    # ASCII: a path may hold bytes that no terminal and no encoding takes.
+    print(json.dumps(value, indent=2, ensure_ascii=True))
 
 
 def _verdict(findings: Sequence[Finding]) -> str:

@@ -2,6 +2,7 @@
 """`sparkctl check` as an operator runs it."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,17 @@ def test_json_for_scripts(etc: Path) -> None:
     assert refused.stderr == ""
     (error,) = json.loads(refused.stdout)["errors"]
     assert (error["file"], error["line"]) == (f"{etc}/engines.d/m.toml", 1)
+
+
+def test_json_holds_whatever_bytes_are_in_a_name(etc: Path) -> None:
+    odd = etc.rename(etc.parent / "e\udcff\x1b[2Jtc")
+    put(odd / "engines.d/m.toml", "[")
+    argv = [sys.executable, "-m", "sparkd.cli.check", "--json", str(odd)]
+    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(argv, capture_output=True, timeout=60, check=False, env=strict)
+    assert (done.returncode, done.stderr) == (78, b"")
+    assert done.stdout.isascii()
+    assert json.loads(done.stdout)["errors"][0]["file"] == f"{odd}/engines.d/m.toml"
 
 
 def test_memory_is_this_machines_unless_another_is_named(etc: Path) -> None:
