@@ -17,7 +17,7 @@ from typing import NamedTuple
 from sparkd.adapters import file_set
 from sparkd.adapters.service_manager import ServiceManager
 from sparkd.adapters.state_files import write_atomic
-from sparkd.adapters.unit_files import UNIT_DIRECTORY
+from sparkd.adapters.unit_files import LOCK_FILE, UNIT_DIRECTORY, apply_lock
 from sparkd.core import handover, marker
 from sparkd.core.handover import DROP_IN, Record, Wish
 from sparkd.core.unit_state import unit_of
@@ -32,6 +32,8 @@ class Places(NamedTuple):
 
     records: Path = Path("/var/lib/sparkd/imports")
     units: Path = UNIT_DIRECTORY
+    lock: Path = LOCK_FILE
+    """An apply works in the same folder, and sweeps what another has staged there."""
 
 
 class HandoverError(Exception):
@@ -72,8 +74,16 @@ def begin(
 
     Raises:
         HandoverError: it cannot be written.
+        ApplyBusyError, ApplyError: an apply or another hand-over is at work, or cannot be told.
         BusError: systemd does not answer.
     """
+    with apply_lock(places.lock):
+        return _begin(manager, unit, engine, config, author, places)
+
+
+def _begin(
+    manager: ServiceManager, unit: str, engine: str, config: str, author: str, places: Places
+) -> Record:
     old = manager.unit(unit)
     path = Path(old.fragment_path)
     if path.is_symlink():
@@ -107,8 +117,14 @@ def take(manager: ServiceManager, record: Record, wish: Wish, places: Places) ->
 
     Raises:
         HandoverError: a file cannot be written, or the old unit does not stop.
+        ApplyBusyError, ApplyError: as for `begin`.
         BusError: systemd refuses.
     """
+    with apply_lock(places.lock):
+        return _take(manager, record, wish, places)
+
+
+def _take(manager: ServiceManager, record: Record, wish: Wish, places: Places) -> Record:
     if not record.is_same_name:
         folder = places.units / f"{unit_of(record.engine)}.d"
         _change(folder, [file_set.Change(DROP_IN, handover.drop_in(record.unit).encode())])
@@ -139,8 +155,14 @@ def undo(manager: ServiceManager, record: Record, config_file: Path, places: Pla
 
     Raises:
         HandoverError: the engine runs under sparkd, or a file is in the way.
+        ApplyBusyError, ApplyError: as for `begin`.
         BusError: systemd refuses.
     """
+    with apply_lock(places.lock):
+        return _undo(manager, record, config_file, places)
+
+
+def _undo(manager: ServiceManager, record: Record, config_file: Path, places: Places) -> list[str]:
     unit = unit_of(record.engine)
     if not record.is_same_name and handover.is_running(manager.unit(unit)):
         raise HandoverError(f"{unit} runs: 'sparkctl stop {record.engine}' first")

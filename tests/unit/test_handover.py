@@ -7,6 +7,7 @@ import pytest
 
 from sparkd.adapters import handover
 from sparkd.adapters.handover import HandoverError, Places
+from sparkd.adapters.unit_files import ApplyBusyError, apply_lock
 from sparkd.core import handover as rules
 from sparkd.core.handover import Wish
 from sparkd.core.unit_state import UnitFacts
@@ -77,7 +78,7 @@ class Bed:
         self.units = folder / "system"
         self.units.mkdir()
         monkeypatch.setattr(rules, "_OWN_UNITS", f"{self.units}/")
-        self.places = Places(folder / "imports", self.units)
+        self.places = Places(folder / "imports", self.units, folder / "lock")
         self.toml = folder / "a.toml"
         self.toml.write_text("port = 1\n")
         self.file = self.units / "old.service"
@@ -156,6 +157,23 @@ def test_an_edit_made_while_the_old_unit_stops_is_not_lost(bed: Bed) -> None:
     bed.undo()
     assert bed.file.read_bytes() == edited
     assert bed.manager.enabled == {"old.service"}
+
+
+def test_it_waits_for_its_turn_with_an_apply(bed: Bed) -> None:
+    """Each sweeps what the other has staged in systemd's folder, and the links that undo it."""
+    record = bed.take(Wish(adopt_running=True))
+    steps = (
+        lambda: bed.take(Wish(stop=True)),
+        lambda: handover.take(bed.manager, record, Wish(stop=True), bed.places),
+        bed.undo,
+    )
+    with apply_lock(bed.places.lock):
+        for step in steps:
+            with pytest.raises(ApplyBusyError):
+                step()
+    assert bed.file.read_bytes() == TEXT
+    assert len(handover.records(bed.places)) == 1
+    bed.undo()
 
 
 def test_a_link_is_refused_before_anything_is_changed(bed: Bed) -> None:
