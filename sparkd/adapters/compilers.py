@@ -94,7 +94,8 @@ class Compilers:
         stopped = stat.state == "T"
         return Compiler(
             key, stat.name, identity.owner, identity.job, stat.rss, stat.cpu, stopped,
-            dying=stopped and _is_dying(pid), attributed=identity.attributed,
+            dying=stopped and _is_dying(pid), waits=stat.state == "D",
+            attributed=identity.attributed,
         )  # fmt: skip
 
 

@@ -73,6 +73,8 @@ class Compiler(NamedTuple):
     """Stopped by a signal, whoever sent it."""
     dying: bool = False
     """A signal that will end it is waiting for it to run again."""
+    waits: bool = False
+    """It cannot be interrupted now, as where the kernel gets memory for it: it stops after that."""
     attributed: bool = True
     """There is proof that it compiles something: a driver above it, or its arguments."""
 
@@ -155,7 +157,8 @@ def _remember(state: State, compilers: Sequence[Compiler], now: float) -> State:
         compiler = here.get(key)
         if compiler is None:
             continue
-        continued = not compiler.stopped and now - since > SETTLE_S
+        is_running = not compiler.stopped and not compiler.waits
+        continued = is_running and now - since > SETTLE_S
         if compiler.dying or continued:
             exempt.add(key)
     progress = {}

@@ -70,6 +70,19 @@ def test_what_somebody_else_continued_is_left_alone():
     assert 5 not in pids(again.freeze)
 
 
+def test_what_the_kernel_keeps_waiting_was_not_continued_by_anybody():
+    """Memory is what a storm waits for, and a stop takes effect only when it has been given."""
+    seen = [compiler(n) for n in range(1, 7)]
+    decision = decide(State(), seen, POLICY, 0.0)
+    seen = [c._replace(waits=c.key.pid in {5, 6}) for c in seen]
+    for now in (3.0, 10.0):
+        decision = decide(decision.state, seen, POLICY, now)
+        assert (decision.thaw, decision.state.exempt) == ((), frozenset())
+    decision = decide(decision.state, as_done(seen, decision), POLICY, 11.0)
+    assert pids(c for c in seen if c.key in decision.state.frozen) == [5, 6]
+    assert decision.state.exempt == frozenset()
+
+
 def test_a_stopped_one_that_was_interrupted_goes_on_to_end():
     seen = [compiler(n) for n in range(1, 7)]
     decision = decide(State(), seen, POLICY, 0.0)
