@@ -9,6 +9,8 @@ import pytest
 from tests.system.lab import HOST, Lab, overlaps
 
 pytestmark = pytest.mark.system
+shares_memory = pytest.mark.xdist_group("heavy")
+"""A container sees the host's memory, and what a real vLLM beside it takes and gives back."""
 HOG = """\
 import sys, time
 size = int(sys.argv[1])
@@ -92,6 +94,7 @@ def large_engine(lab: Lab, total: int) -> int:
     return total // 8
 
 
+@shares_memory
 def test_memory_that_comes_back_late_is_waited_for(lab: Lab) -> None:
     """A holder keeps the memory of the dead for a while: the restart waits for it, then goes."""
     size = large_engine(lab, memory(lab)[0])
@@ -110,6 +113,7 @@ def test_memory_that_comes_back_late_is_waited_for(lab: Lab) -> None:
     assert len([row for row in lab.incidents("one") if not row["requested"]]) == 1
 
 
+@shares_memory
 def test_memory_that_never_comes_back_holds_the_engine_with_the_holders_name(lab: Lab) -> None:
     size = large_engine(lab, memory(lab)[0])
     reserve_all_but(lab, size)
