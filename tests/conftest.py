@@ -4,7 +4,7 @@
 import pytest
 
 HEAVY = ("vm", "vllm")
-"""Markers of tests that share one slow machine or need most of the processor."""
+"""Markers of tests that share one slow machine or much memory: one at a time of each."""
 USUAL_SUITE = {"suite": "trixie", "field": "bookworm"}
 """By the fixture that is one for each systemd: a container, a virtual machine."""
 
@@ -21,15 +21,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before a parallel run looks at the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Choose the systemds, begin with the slowest, and run heavy tests one at a time."""
+    """Choose the systemds, begin with the slowest, and run one heavy test of a kind at a time."""
     kept = [item for item in items if config.getoption("every_systemd") or _runs(item)]
     if not config.getoption("long"):
         kept = [item for item in kept if item.get_closest_marker("long") is None]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     for item in kept:
-        if _is_heavy(item):
-            item.add_marker(pytest.mark.xdist_group("heavy"))
-    items[:] = sorted(kept, key=lambda item: not _is_heavy(item))
+        if mark := _heavy(item):
+            item.add_marker(pytest.mark.xdist_group(mark))
+    items[:] = sorted(kept, key=lambda item: not _heavy(item))
 
 
 def _runs(item: pytest.Item) -> bool:
@@ -39,5 +39,6 @@ def _runs(item: pytest.Item) -> bool:
     return usual or item.get_closest_marker("each_systemd") is not None
 
 
-def _is_heavy(item: pytest.Item) -> bool:
-    return any(item.get_closest_marker(name) for name in HEAVY)
+def _heavy(item: pytest.Item) -> str:
+    """The marker that makes it heavy; '' for the others."""
+    return next((name for name in HEAVY if item.get_closest_marker(name)), "")

@@ -9,7 +9,7 @@ import pytest
 from tests.system.lab import HOST, Lab, overlaps
 
 pytestmark = pytest.mark.system
-shares_memory = pytest.mark.xdist_group("heavy")
+shares_memory = pytest.mark.xdist_group("vllm")
 """A container sees the host's memory, and what a real vLLM beside it takes and gives back."""
 HOG = """\
 import sys, time
