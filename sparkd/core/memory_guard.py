@@ -11,7 +11,10 @@ starting, the least important first; and only where the operator said so, end wh
 at a time, then a pause in which its effect can show. No step follows from a single sample.
 
 The driver's NV_ERR_NO_MEMORY also appears in starts that go well. So it ends nothing by itself; it
-takes the two mild steps at once, for a minute, and shortens the wait for the next.
+takes the two mild steps at once, for a minute, and shortens the wait for the next. Said again and
+again where there is plenty, as by a driver that fails at something else than the host's memory, it
+would hold every start for good: after some minutes of that it counts no longer, until it has been
+quiet, or memory comes near the floor after all.
 """
 
 from collections.abc import Sequence
@@ -33,6 +36,12 @@ STALL_OVER = 5.0
 """Percent of ten seconds in which every task waited for memory (PSI, full avg10)."""
 ALARM_S = 60.0
 """How long after the driver's failed allocation starts are held."""
+HEARD_S = 300.0
+"""For how long the driver's repeated word counts while there is plenty of memory: more than the
+minute or so in which the KV cache and the graphs of one start are allocated."""
+SILENCE_S = 300.0
+"""A word of the driver after so long without one is news again. More than ALARM_S, so that one that
+comes back each minute or two cannot hold all starts most of the time."""
 PAUSE_S = 2.0
 PAUSE_AFTER_END_S = 20.0
 """Unified memory comes back seconds after its process is gone."""
@@ -99,6 +108,11 @@ class State(NamedTuple):
     short_samples: int = 0
     calm_since: float | None = None
     alarm_until: float = 0.0
+    refused_since: float | None = None
+    """The first of the driver's repeated words since which there was plenty of memory; kept from
+    one spell of shortage to the next."""
+    refused_at: float = float("-inf")
+    """The last of them, whether it counted or not."""
     acted_at: float = float("-inf")
     pause: float = 0.0
     throttled: bool = False
@@ -130,9 +144,9 @@ def decide(state: State, sample: Sample, lives: Sequence[Life], policy: Policy) 
     state = _remember(state, sample, policy)
     figures = _figures(sample, policy)
     if _is_over(state, sample):
-        relaxed = State()
+        relaxed = State(refused_since=state.refused_since, refused_at=state.refused_at)
         if state.throttled or state.holding:
-            return Decision(relaxed, Step.RELAX, reason=f"memory is back: {figures}")
+            return Decision(relaxed, Step.RELAX, reason=_why_relaxed(state, sample, figures))
         return Decision(relaxed)
     alarmed = sample.now < state.alarm_until
     if alarmed:
@@ -148,8 +162,7 @@ def decide(state: State, sample: Sample, lives: Sequence[Life], policy: Policy) 
 def _remember(state: State, sample: Sample, policy: Policy) -> State:
     short = _is_short(sample, policy)
     calm = _is_calm(sample, policy)
-    if sample.driver_refused:
-        state = state._replace(alarm_until=sample.now + ALARM_S)
+    state = _hear_driver(state, sample, policy)
     if short and state.short_since is None:
         state = state._replace(short_since=sample.now, short_samples=0)
     if short:
@@ -162,6 +175,28 @@ def _remember(state: State, sample: Sample, policy: Policy) -> State:
     elif state.calm_since is None:
         state = state._replace(short_samples=0, short_since=None, calm_since=sample.now)
     return state
+
+
+def _hear_driver(state: State, sample: Sample, policy: Policy) -> State:
+    """Raise the alarm at the driver's word, unless it only repeats it where there is plenty."""
+    if sample.available < 2 * policy.floor or not _is_repeated(state, sample):
+        state = state._replace(refused_since=None)
+    if not sample.driver_refused:
+        return state
+    if state.refused_since is None:
+        state = state._replace(refused_since=sample.now)
+    state = state._replace(refused_at=sample.now)
+    if _is_unheard(state, sample):
+        return state
+    return state._replace(alarm_until=sample.now + ALARM_S)
+
+
+def _is_repeated(state: State, sample: Sample) -> bool:
+    return sample.now - state.refused_at < SILENCE_S
+
+
+def _is_unheard(state: State, sample: Sample) -> bool:
+    return state.refused_since is not None and sample.now - state.refused_since >= HEARD_S
 
 
 def _is_short(sample: Sample, policy: Policy) -> bool:
@@ -256,6 +291,16 @@ def _why(step: Step, victim: Life | None, figures: str) -> str:
     return (
         f"{figures}: compilers are throttled, starts are held, nothing is starting that could be"
         " ended, and memory.mode does not permit to end what serves"
+    )
+
+
+def _why_relaxed(state: State, sample: Sample, figures: str) -> str:
+    if not _is_unheard(state, sample) or sample.now - state.refused_at >= ALARM_S:
+        return f"memory is back: {figures}"
+    return (
+        f"{figures}: the NVIDIA driver has said for {HEARD_S / 60:.0f} min that it could not get"
+        f" memory while there was plenty; that counts no longer until it is silent for"
+        f" {SILENCE_S / 60:.0f} min"
     )
 
 

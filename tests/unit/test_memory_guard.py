@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory guard's ladder: never on one sample, one step at a time, mildest first."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,6 +84,51 @@ def test_the_drivers_word_alone_ends_nothing():
     assert names(steps) == [Step.THROTTLE, Step.HOLD_STARTS, Step.RELAX]
     assert [index for index, *_ in steps[:2]] == [5, 6]
     assert steps[2][0] * 0.2 >= memory_guard.ALARM_S
+
+
+def said_every(gap, minutes, available=60.0):
+    """The driver says it each so many seconds; returns the seconds in which starts were held."""
+    state, held, reasons = State(), [], []
+    for second in range(int(minutes * 60)):
+        sample = Sample(second, int(available * GIB), driver_refused=second % gap == 0)
+        decision = decide(state, sample, (), POLICY)
+        state = decision.state
+        if state.holding:
+            held.append(second)
+        if decision.step is Step.RELAX:
+            reasons.append(decision.reason)
+    return held, reasons
+
+
+@pytest.mark.parametrize("gap", [1, 10, 50, 120, 299])
+def test_a_word_repeated_where_there_is_plenty_holds_starts_for_minutes_only(gap):
+    held, reasons = said_every(gap, minutes=120)
+    assert held[0] <= 2
+    assert held[-1] <= memory_guard.HEARD_S + memory_guard.ALARM_S
+    if gap < memory_guard.ALARM_S:
+        assert len(held) > memory_guard.HEARD_S - gap, "until then it counts"
+        assert "counts no longer until it is silent for 5 min" in reasons[-1]
+
+
+def test_near_the_floor_a_repeated_word_always_counts():
+    held, _ = said_every(50, minutes=60, available=15.9)
+    assert len(held) > 60 * 60 - 10
+
+
+def test_a_word_after_a_silence_is_news_again():
+    held, _ = said_every(int(memory_guard.SILENCE_S), minutes=60)
+    assert len(held) > 11 * 50
+    assert held[-1] > 3300
+
+
+def test_a_word_that_counts_no_longer_counts_when_memory_comes_near_the_floor():
+    state = State()
+    for second in range(1200):
+        state = decide(state, Sample(second, 60 * GIB, driver_refused=True), (), POLICY).state
+    assert not state.holding
+    decision = decide(state, Sample(1200, 15 * GIB, driver_refused=True), (), POLICY)
+    assert decision.step is Step.THROTTLE
+    assert "the NVIDIA driver could not get memory" in decision.reason
 
 
 def test_the_drivers_word_shortens_the_wait():
