@@ -94,6 +94,7 @@ class Guard:
         self._said = ""
         self._step_reason = ""
         self._held_at = 0.0
+        self._cannot_hold = False
         self._last_compiler = 0.0
         self._killers: tuple[str, ...] = ()
         self._killers_at = 0.0
@@ -117,7 +118,7 @@ class Guard:
     def start(self) -> None:
         """Begin; what an earlier daemon has left frozen goes on first."""
         self._freezer.thaw_all()
-        start_hold.drop(self._run)
+        self._hold_starts("")
         self._thread.start()
 
     def configure(self, chosen: Settings) -> None:
@@ -165,7 +166,7 @@ class Guard:
     def _let_go(self) -> None:
         self._freezer.thaw_all()
         self._storm = storm.State()
-        start_hold.drop(self._run)
+        self._hold_starts("")
         self._memory = memory_guard.State()
 
     def _look(self) -> float:
@@ -266,10 +267,28 @@ class Guard:
         if self._memory.holding and acts:
             if now - self._held_at >= REFRESH_S:
                 self._held_at = now
-                start_hold.write(f"memory is short: {self._step_reason}", self._run)
+                self._hold_starts(f"memory is short: {self._step_reason}")
         elif was_holding:
-            start_hold.drop(self._run)
+            self._hold_starts("")
             self._held_at = 0.0
+
+    def _hold_starts(self, reason: str) -> None:
+        """Hold every start for this reason, or none for ''.
+
+        A /run that cannot be written is said once and costs only the hold: the guard's other steps
+        need no file.
+        """
+        try:
+            if reason:
+                start_hold.write(reason, self._run)
+            else:
+                start_hold.drop(self._run)
+        except OSError as error:
+            if not self._cannot_hold:
+                log.warning(f"cannot change whether starts are held in {self._run}: {error}")
+            self._cannot_hold = True
+        else:
+            self._cannot_hold = False
 
     def _take_step(self, decision: memory_guard.Decision, *, acts: bool) -> None:
         step = decision.step

@@ -12,7 +12,9 @@ import pytest
 from sparkd.adapters import proc, start_hold
 from sparkd.adapters.compilers import Compilers
 from sparkd.adapters.freezer import Freezer
+from sparkd.core import memory_guard, storm
 from sparkd.core.storm import Key
+from sparkd.daemon.guard import Guard, Hands, Settings
 
 
 @pytest.fixture
@@ -103,3 +105,24 @@ def test_the_helper_says_nothing_when_there_is_nothing(monkeypatch, capsys):
     assert thaw.main([]) == 0
     assert not capsys.readouterr().out
     assert "sparkd.helpers.thaw" in sys.modules
+
+
+def test_a_run_folder_that_cannot_be_written_costs_the_hold_and_nothing_else(tmp_path):
+    """A full /run would end each look before compilers are looked at, and then the thread."""
+    run = tmp_path / "run"
+    run.write_text("a file, so that nothing can be written below it, not even by root")
+    steps = []
+    guard = Guard(Hands(lambda *_: None, lambda *entry: steps.append(entry[3])), str(run))
+    floor = 2 * proc.memory().total
+    policy = memory_guard.Policy(memory_guard.Mode.PROTECT, floor)
+    guard.start()
+    try:
+        guard.configure(Settings(storm.Mode.OFF, policy, 4, 1 << 30))
+        until(lambda: {"SPARKD_STEP": "nothing-left"} in steps)
+        assert guard.facts.holding
+        assert guard.is_well
+    finally:
+        guard.close(10.0)
+    assert [step["SPARKD_STEP"] for step in steps] == [
+        "throttle-compilers", "hold-starts", "nothing-left",
+    ]  # fmt: skip
