@@ -115,9 +115,6 @@ def _need(
         engine = next((e for e in config.engines if e.name == args.engine), None)
         if engine is None:
             raise CliError(f"no engine named {args.engine!r}", Exit.NO_SUCH_ENGINE)
-        peak = admission.most(starts.known(engine.name))
-        if peak:
-            return admission.Need(peak, peak, f"the most that a start of {engine.name} took")
         utilization, model, home = engine.memory_utilization, engine.model, engine.cache
     elif not launch.is_vllm:
         raise CliError(
@@ -131,7 +128,11 @@ def _need(
     estimate = admission.Estimate(utilization, total, weights, compilers)
     if not starts.can_compile(os.environ.get("CUDA_HOME", "/usr/local/cuda")):
         estimate = estimate._replace(compilers=0)
-    return admission.estimated(admission.Kind.COLD, estimate)
+    guess = admission.estimated(admission.Kind.COLD, estimate)
+    peak = min(admission.most(starts.known(args.engine)), total) if args.engine else 0
+    if not peak:
+        return guess
+    return admission.learned(peak, guess, f"the most that a start of {args.engine} took")
 
 
 def _wait_for_turn(plan: Plan, files: StateFiles, unit: str, *, wait: bool) -> str:
@@ -142,14 +143,21 @@ def _wait_for_turn(plan: Plan, files: StateFiles, unit: str, *, wait: bool) -> s
     """
     pid = os.getpid()
     me = slot.Waiter(unit, guests.identity(pid), ORDER, time.clock_gettime(time.CLOCK_BOOTTIME))
+    patience = preflight.Patience(preflight.OBSTACLE_LIMIT_S)
     said = ""
     while True:
-        obstacle = preflight.obstacle(_look(plan))
+        obstacle, now = preflight.obstacle(_look(plan)), time.monotonic()
+        patience = patience.seeing(obstacle, now)
         if obstacle is not None and obstacle.permanent:
             raise CliError(f"not launched: {obstacle.reason}")
+        passes = obstacle is not None and obstacle.passable and patience.is_over(obstacle, now)
+        if passes:
+            obstacle = None
         me = me._replace(blocked="" if obstacle is None else f"waiting: {obstacle.reason}")
         decision = _try_to_take(plan, files, me)
         if decision.take:
+            if passes:
+                _say(admission.on_the_estimate(plan.need))
             claim = files.claim()
             return "" if claim is None else claim.invocation_id
         if not wait:
@@ -157,8 +165,12 @@ def _wait_for_turn(plan: Plan, files: StateFiles, unit: str, *, wait: bool) -> s
             raise CliError(f"not launched: {reason} (--wait waits for it)", Exit.BUSY)
         if decision.reason != said:
             said = decision.reason
-            print(f"sparkctl: {neutralise(said)}", file=sys.stderr, flush=True)
+            _say(said)
         time.sleep(POLL_S)
+
+
+def _say(text: str) -> None:
+    print(f"sparkctl: {neutralise(text)}", file=sys.stderr, flush=True)
 
 
 def _try_to_take(plan: Plan, files: StateFiles, me: slot.Waiter) -> slot.Decision:

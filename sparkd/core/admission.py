@@ -75,6 +75,14 @@ class Need(NamedTuple):
     lasting: int
     """What it keeps once it serves."""
     origin: str
+    estimate: "Need | None" = None
+    """What is estimated, where the peak was learned and is more: what neighbours took meanwhile is
+    in a learned one, so it may make a start wait, and never refuse it."""
+
+    @property
+    def firm(self) -> "Need":
+        """What a start may be refused for."""
+        return self if self.estimate is None else self.estimate
 
 
 class Room(NamedTuple):
@@ -113,12 +121,26 @@ def need(memory: Memory, fingerprint: Fingerprint, kind: Kind, estimate: Estimat
     """What the next start takes: the largest peak seen of its kind, else an estimate."""
     known = _find(memory, fingerprint)
     peaks = () if known is None else known.cold if kind is Kind.COLD else known.warm
-    if peaks:
-        noun = "start" if len(peaks) == 1 else "starts"
-        origin = f"the most that {len(peaks)} earlier {kind} {noun} took"
-        guess = estimated(kind, estimate)
-        return Need(max(*peaks, guess.lasting), guess.lasting, origin)
-    return estimated(kind, estimate)
+    guess = estimated(kind, estimate)
+    if not peaks:
+        return guess
+    noun = "start" if len(peaks) == 1 else "starts"
+    taken = min(max(peaks), estimate.total)
+    return learned(taken, guess, f"the most that {len(peaks)} earlier {kind} {noun} took")
+
+
+def learned(peak: int, guess: Need, origin: str) -> Need:
+    """What a start takes of which earlier ones are known.
+
+    Args:
+        peak: the most that one of them took, in bytes, with what neighbours took meanwhile.
+        guess: what is estimated.
+        origin: where the peak comes from, for a sentence.
+    """
+    taken = max(peak, guess.lasting)
+    if taken == guess.peak:
+        return guess
+    return Need(taken, guess.lasting, origin, guess if taken > guess.peak else None)
 
 
 def estimated(kind: Kind, seen: Estimate) -> Need:
@@ -166,18 +188,17 @@ def refusal(wanted: Need, room: Room) -> tuple[str, bool] | None:
 
     What it keeps must leave the reserve, its passing peak the floor. Would the peak have to leave
     the reserve too, the second of two engines that just fill the plan could never start again.
+    Only what is configured and estimated can never fit; a learned peak is compared with what is
+    available, and with that alone.
     """
-    bounds = (
-        (wanted.lasting, room.reserve, "host.reserve", "keeps"),
-        (wanted.peak, room.floor, "memory.floor", "takes at its peak"),
-    )
-    for need_, kept, key, what in bounds:
+    firm = wanted.firm
+    for need_, kept, key, what in _bounds(firm, room):
         if need_ > room.total - kept:
             return (
-                f"never fits: it {what} {gib(need_)} ({wanted.origin}), and the machine has"
+                f"never fits: it {what} {gib(need_)} ({firm.origin}), and the machine has"
                 f" {gib(room.total)}, of which {gib(kept)} must be left ({key})"
             ), True
-    for need_, kept, key, what in bounds:
+    for need_, kept, key, what in _bounds(wanted, room):
         if need_ > room.available - kept:
             return (
                 f"it {what} {gib(need_)} ({wanted.origin}), and there is room for"
@@ -185,6 +206,22 @@ def refusal(wanted: Need, room: Room) -> tuple[str, bool] | None:
                 f" which {gib(kept)} must be left ({key})"
             ), False
     return None
+
+
+def _bounds(wanted: Need, room: Room) -> tuple[tuple[int, int, str, str], ...]:
+    return (
+        (wanted.lasting, room.reserve, "host.reserve", "keeps"),
+        (wanted.peak, room.floor, "memory.floor", "takes at its peak"),
+    )
+
+
+def on_the_estimate(wanted: Need) -> str:
+    """The sentence of a start that goes ahead although its learned peak does not fit."""
+    firm = wanted.firm
+    return (
+        f"its learned peak of {gib(wanted.peak)} ({wanted.origin}) does not fit; going ahead on the"
+        f" estimate: {gib(firm.peak)} ({firm.origin.removeprefix('estimated: ')})"
+    )
 
 
 def size_of(text: str, total: int) -> int:

@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--obstacle-limit",
         type=float,
-        default=300.0,
+        default=preflight.OBSTACLE_LIMIT_S,
         metavar="SECONDS",
         help="how long a busy port or missing memory is waited for (default 300)",
     )
@@ -131,21 +131,20 @@ def _wait_for_turn(options: argparse.Namespace, files: StateFiles) -> int:
     )
     start = _foresee(options)
     facts = _look_once(options, start)
-    obstacle_since: float | None = None
+    patience = preflight.Patience(options.obstacle_limit)
     said = ""
     while True:
-        obstacle = preflight.obstacle(facts)
-        if obstacle is None:
-            obstacle_since = None
-        else:
-            obstacle_since = time.monotonic() if obstacle_since is None else obstacle_since
-            lasted = time.monotonic() - obstacle_since
-            if obstacle.permanent or lasted > options.obstacle_limit:
-                return _give_up(options, files, obstacle, lasted)
-        me = me._replace(blocked=_blocked(options, files, obstacle))
+        obstacle, now = preflight.obstacle(facts), time.monotonic()
+        patience = patience.seeing(obstacle, now)
+        passes = False
+        if obstacle is not None and (obstacle.permanent or patience.is_over(obstacle, now)):
+            if not obstacle.passable:
+                return _give_up(options, files, obstacle, patience.lasted(obstacle, now))
+            passes = True
+        me = me._replace(blocked=_blocked(options, files, None if passes else obstacle))
         decision = _try_to_take(files, me)
         if decision.take:
-            _admitted(options, me, start, facts)
+            _admitted(options, me, start, facts, passes=passes)
             return int(Status.READY)
         if _without_numbers(decision.reason) != said:
             # Available memory is another figure at each look: that is no other reason.
@@ -246,13 +245,24 @@ def _look_again(options: argparse.Namespace, facts: preflight.Facts) -> prefligh
 
 
 def _admitted(
-    options: argparse.Namespace, me: slot.Waiter, start: Start, facts: preflight.Facts
+    options: argparse.Namespace,
+    me: slot.Waiter,
+    start: Start,
+    facts: preflight.Facts,
+    *,
+    passes: bool,
 ) -> None:
+    """Say what the start goes ahead on; it `passes` a learned peak that was waited for in vain."""
     waited = time.clock_gettime(time.CLOCK_BOOTTIME) - me.since
     kind, why = start.outlook
     text = f"takes the start slot after {waited:.1f} s; a {kind} start"
     text += f" ({why})" if why else ""
-    text += f", {admission.gib(start.need.peak)} are expected to be taken ({start.need.origin})"
+    passed = f"; {admission.on_the_estimate(start.need)}" if passes else ""
+    if passes:
+        own_unit.say(admission.on_the_estimate(start.need))
+        text += passed
+    else:
+        text += f", {admission.gib(start.need.peak)} are expected to be taken ({start.need.origin})"
     with contextlib.suppress(OSError):
         # Without it the gate learns nothing of this start, which must not fail for that.
         starts.admit(
@@ -262,7 +272,7 @@ def _admitted(
             start.outlook,
             facts.memory_available,
         )
-    notify.status(f"launching ({kind} start)")
+    notify.status(f"launching ({kind} start){passed}")
     _send(events.Event.SLOT_TAKEN, options, text)
 
 

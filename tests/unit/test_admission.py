@@ -125,6 +125,44 @@ def test_what_never_fits_says_so_with_the_arithmetic(wanted, key):
     assert "120.0 GiB" in sentence
 
 
+def test_a_learned_peak_never_refuses_but_is_what_is_waited_for():
+    """The neighbours' part in it grows on a busy machine until it is the whole of it."""
+    room = Room(120 * GIB, 119 * GIB, 20 * GIB, 7 * GIB)
+    wanted = admission.need(learned(118), PRINT, Kind.WARM, SPARK)
+    sentence, never = admission.refusal(wanted, room)
+    assert not never
+    assert "takes at its peak 118.0 GiB (the most that 1 earlier warm start took)" in sentence
+    assert admission.refusal(wanted.firm, room) is None
+    assert admission.on_the_estimate(wanted) == (
+        "its learned peak of 118.0 GiB (the most that 1 earlier warm start took) does not fit;"
+        " going ahead on the estimate: 54.0 GiB (0.45 of 120.0 GiB, which vLLM claims)"
+    )
+
+
+def test_what_is_estimated_is_refused_whatever_was_learned():
+    large = SPARK._replace(utilization=0.9)
+    room = Room(120 * GIB, 119 * GIB, 20 * GIB, 7 * GIB)
+    for peaks in ((), (50,), (119,)):
+        sentence, never = admission.refusal(
+            admission.need(learned(*peaks), PRINT, Kind.WARM, large), room
+        )
+        assert never
+        assert "keeps 108.0 GiB (estimated: 0.9 of" in sentence
+
+
+def test_a_learned_peak_below_the_estimate_counts_instead_of_it():
+    """The compilers were fewer than was feared: then nothing is waited for in their name."""
+    small = SPARK._replace(utilization=0.1)
+    seen = admission.need(learned(25, kind=Kind.COLD), PRINT, Kind.COLD, small)
+    assert (seen.peak, seen.firm.peak) == (25 * GIB, 25 * GIB)
+    assert admission.estimated(Kind.COLD, small).peak == 36 * GIB
+
+
+def test_a_peak_of_more_than_the_machine_is_one_of_the_machine():
+    seen = admission.need(learned(4000), PRINT, Kind.WARM, SPARK)
+    assert seen.peak == SPARK.total
+
+
 def test_the_file_comes_back():
     memory = admission.learn(learned(50, 60), {**PRINT, "vllm": "1"}, Kind.COLD, 7, ())
     assert admission.from_json(json.loads(json.dumps(admission.to_json(memory)))) == memory
