@@ -126,7 +126,10 @@ def test_a_start_that_takes_the_host_down_each_time_is_held(lab: Lab) -> None:
         lab.until("served", "ready")
         lab.machine.reboot(hard=True)
     held = lab.until("heavy", "held", limit=120)
-    assert "3 unrequested ends of life within 1 h, the limit is 3" in held["reason"]
+    # By the row, not by the window: CLOCK_BOOTTIME is the outer host's here, and an end of another
+    # boot counts as older than this one.
+    assert "3 ends of life in a row" in held["reason"]
+    assert "the limit is 3; the last was host-went-down" in held["reason"]
     rows = lab.incidents("heavy")
     assert [row["class"] for row in rows] == ["host-went-down"] * 3, json.dumps(rows)
     assert {row["reason"] for row in rows} == {"the host went down while it started"}
