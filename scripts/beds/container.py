@@ -130,11 +130,16 @@ class Container(Guest):
             self._keeper.wait()
         _remove(self.folder)
 
-    def reboot(self) -> None:
-        """``systemctl reboot``, and wait until the guest is up again with its state kept."""
+    def reboot(self, *, hard: bool = False) -> None:
+        """``systemctl reboot``, and wait until the guest is up again with its state kept.
+
+        ``hard`` is the reset button: the kernel ends every process at once and nothing is stopped.
+        What had been written stays, synced or not: the page cache is the host's.
+        """
         previous = self._leader
+        how = ["--force", "--force"] if hard else []
         # The call is cut off by the reboot it asks for: its status says nothing.
-        self.run(["systemctl", "reboot", "--no-wall"], check=False, limit=30)
+        self.run(["systemctl", "reboot", "--no-wall", *how], check=False, limit=30)
         self._await_boot(previous)
 
     @property

@@ -10,8 +10,7 @@ from typing import NamedTuple
 from sparkd.adapters import journal
 from sparkd.adapters.service_manager import BusError, ServiceManager
 from sparkd.adapters.state_files import StateFiles
-from sparkd.core import events
-from sparkd.core.burst import Ledger
+from sparkd.core import burst, events
 from sparkd.core.unit_state import unit_of
 
 
@@ -63,8 +62,9 @@ def operate(
 def _release(files: StateFiles, engine: str, fields: Mapping[str, str]) -> None:
     with files.locked("ledger"):
         before = files.ledger(engine)
-        if before != Ledger():
-            files.write_ledger(engine, Ledger())
+        after = burst.released(before)
+        if before != after:
+            files.write_ledger(engine, after)
     if before.held is not None:
         text = f"{engine}: no longer held; it was: {before.held.reason}"
         journal.send(events.Event.RELEASED, text, priority=journal.Priority.NOTICE, **fields)

@@ -204,7 +204,8 @@ def document(catalogue: Catalogue) -> str:
         for one in sorted(classes, key=lambda cls: cls.name):
             rules = [s for s in catalogue.signatures if s.cls == one.name]
             names = (
-                ", ".join(f"`{rule.id}`" for rule in rules) or "the exit or other rules together"
+                ", ".join(f"`{rule.id}`" for rule in rules)
+                or "no line alone: exit, boot or rules together"
             )
             rows.append(f"| `{one.name}` | {one.answer.value} | {one.hint} | {names} |")
         rows.append("")

@@ -65,7 +65,7 @@ def decide(args: Namespace, ledger: burst.Ledger, now: float) -> tuple[burst.Led
     """
     if args.verb == "release":
         was = "released" if ledger.held else "was not held"
-        return burst.Ledger(), f"{was}; 'sparkctl start {args.engine}' starts it"
+        return burst.released(ledger), f"{was}; 'sparkctl start {args.engine}' starts it"
     why = " ".join((args.why or "").split())[:WHY_MAX]
     if not why:
         raise CliError("say why, for whoever finds the engine held: --why 'TEXT'", Exit.USAGE)

@@ -64,6 +64,13 @@ class Hold(NamedTuple):
     """Seconds since the epoch."""
 
 
+class Begun(NamedTuple):
+    """A start that was let go ahead and has come to no end yet."""
+
+    invocation_id: str
+    at: Moment
+
+
 class Ledger(NamedTuple):
     """What is remembered of one engine's ends of life."""
 
@@ -73,6 +80,8 @@ class Ledger(NamedTuple):
     """Ends of life in a row before the engine had served for `PROVEN_S`."""
     ready_at: Moment | None = None
     """When it last became ready."""
+    begun: Begun | None = None
+    """The start that goes on; the next boot finds one that took the host down with it."""
 
 
 class Policy(NamedTuple):
@@ -122,7 +131,35 @@ def budget(ledger: Ledger, now: Moment, policy: Policy) -> Budget:
 
 def after_ready(ledger: Ledger, now: Moment) -> Ledger:
     """Remember that the engine became ready; whether that lasts, its next end or start shows."""
-    return ledger._replace(ready_at=now)
+    return ledger._replace(ready_at=now, begun=None)
+
+
+def begin(ledger: Ledger, invocation_id: str, now: Moment) -> Ledger:
+    """Remember the start that goes ahead now, until it is ready or its end is on record."""
+    return ledger._replace(begun=Begun(invocation_id, now))
+
+
+def after_end(ledger: Ledger, invocation_id: str) -> Ledger:
+    """Forget that this invocation was starting: its end is on record, or is being recorded."""
+    begun = ledger.begun
+    mine = begun is not None and begun.invocation_id == invocation_id
+    return ledger._replace(begun=None) if mine else ledger
+
+
+def cut_off(ledger: Ledger, boot_id: str) -> Begun | None:
+    """The start during which the host went down; None when there was none.
+
+    A clean shutdown ends every start and records it. So a start of another boot that is still
+    remembered took the host down, or was cut off with it: both count, as nobody can tell them
+    apart, and a start that takes the host down each time would otherwise go on for ever.
+    """
+    begun = ledger.begun
+    return None if begun is None or begun.at.boot_id == boot_id else begun
+
+
+def released(ledger: Ledger) -> Ledger:
+    """Forget the ends and the hold, as somebody has looked at them; a start that goes on stays."""
+    return Ledger(begun=ledger.begun)
 
 
 def before_start(ledger: Ledger, now: Moment) -> Ledger:
@@ -158,7 +195,7 @@ def after_death(
     deaths = (*others, death)[-KEPT_DEATHS:]
     proven = was_ready and ledger.ready_at is not None and ledger.ready_at.age(death.at) >= PROVEN_S
     streak = 0 if proven else ledger.streak + is_new
-    entered = ledger._replace(deaths=deaths, streak=streak)
+    entered = after_end(ledger, death.invocation_id)._replace(deaths=deaths, streak=streak)
     used = len(counted(entered, death.at, policy))
     if hold_reason:
         return _held(entered, HeldBy.CLASS, death, hold_reason)
@@ -200,7 +237,12 @@ def to_json(ledger: Ledger) -> dict[str, object]:
         "held": None if ledger.held is None else _hold_json(ledger.held),
         "streak": ledger.streak,
         "ready_at": None if ledger.ready_at is None else ledger.ready_at._asdict(),
+        "begun": None if ledger.begun is None else _begun_json(ledger.begun),
     }
+
+
+def _begun_json(begun: Begun) -> dict[str, object]:
+    return {"invocation_id": begun.invocation_id, **begun.at._asdict()}
 
 
 def _hold_json(hold: Hold) -> dict[str, object]:
@@ -225,7 +267,16 @@ def from_json(value: object) -> Ledger:
         _hold(value.get("held")),
         streak if type(streak) is int and 0 <= streak < 1 << 31 else 0,
         _moment(value.get("ready_at")),
+        _begun(value.get("begun")),
     )
+
+
+def _begun(row: object) -> Begun | None:
+    match row:
+        case {"invocation_id": str(invocation)}:
+            at = _moment(row)
+            return None if at is None else Begun(invocation, at)
+    return None
 
 
 def _death(row: object) -> Death | None:

@@ -34,7 +34,9 @@ class UnitAtEnd(NamedTuple):
 
 DAEMON = "sparkd"
 """The finder of a finding that says why the daemon ended a process that does not serve."""
-ENDED_IT = frozenset({DAEMON, "memory-guard", "earlyoom", "systemd-oomd"})
+HOST = "host"
+"""The finder of a finding that says that the host went down, and the engine with it."""
+ENDED_IT = frozenset({DAEMON, HOST, "memory-guard", "earlyoom", "systemd-oomd"})
 """Whose finding is the cause of the end: they ended the process themselves."""
 
 
@@ -45,6 +47,12 @@ class Finding(NamedTuple):
     cls: str
     reason: str
     permanent: bool
+
+
+HOST_WENT_DOWN = Finding(
+    HOST, "host-went-down", "the host went down while it started", permanent=False
+)
+"""Of a start that an earlier boot began and nobody ended."""
 
 
 class Record(NamedTuple):

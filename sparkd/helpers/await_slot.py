@@ -105,10 +105,10 @@ def _record_lost_life(options: argparse.Namespace, files: StateFiles) -> None:
 
     systemd 257 on a kernel with cgroup.kill takes ExecStopPost= along after `systemctl kill
     --signal=KILL` (measured on 6.18), and systemd-oomd kills in the same way: without this such a
-    death would neither be recorded nor count.
+    death would neither be recorded nor count. A host that goes down leaves no record either.
     """
-    last = files.started(options.unit)
-    if last is None or last == own_unit.invocation_id():
+    lost = lost_life(files, options.engine, options.unit)
+    if not lost:
         return
     argv = [
         str(Path(sys.argv[0]).with_name("post-mortem")),
@@ -116,10 +116,30 @@ def _record_lost_life(options: argparse.Namespace, files: StateFiles) -> None:
         f"--unit={options.unit}",
         f"--burst={options.burst}",
         f"--window={options.window}",
-        f"--lost={last}",
+        *lost,
     ]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(argv, timeout=LOST_S, check=False)
+
+
+def lost_life(files: StateFiles, engine: str, unit: str) -> list[str]:
+    """The options that tell the post-mortem of a life whose end nobody recorded; [] for none."""
+    last = files.started(unit)
+    if last is not None:
+        return [] if last == own_unit.invocation_id() else [f"--lost={last}"]
+    # /run is lost with the host, the ledger is not.
+    begun = burst.cut_off(files.ledger(engine), clock.moment().boot_id)
+    return [] if begun is None else [f"--lost={begun.invocation_id}", "--host-went-down"]
+
+
+def remember_start(files: StateFiles, engine: str, invocation_id: str) -> None:
+    """Note in the ledger that the start goes ahead; a full disk must not stop it.
+
+    Then only a host that goes down during it does not count.
+    """
+    with contextlib.suppress(OSError), files.locked("ledger"):
+        ledger = burst.begin(files.ledger(engine), invocation_id, clock.moment())
+        files.write_ledger(engine, ledger)
 
 
 def _wait_for_turn(options: argparse.Namespace, files: StateFiles) -> int:
@@ -144,6 +164,7 @@ def _wait_for_turn(options: argparse.Namespace, files: StateFiles) -> int:
         me = me._replace(blocked=_blocked(options, files, None if passes else obstacle))
         decision = _try_to_take(files, me)
         if decision.take:
+            remember_start(files, options.engine, me.invocation_id)
             _admitted(options, me, start, facts, passes=passes)
             return int(Status.READY)
         if _without_numbers(decision.reason) != said:

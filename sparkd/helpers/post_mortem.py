@@ -7,6 +7,7 @@ OnFailure= does not fire for an exit status of 0 (measured).
 """
 
 import argparse
+import contextlib
 import heapq
 import json
 import os
@@ -57,6 +58,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="INVOCATION",
         help="record the end of an earlier invocation for which no post-mortem was run",
     )
+    p.add_argument(
+        "--host-went-down",
+        action="store_true",
+        help="with --lost: it was starting when the host went down",
+    )
     return p
 
 
@@ -93,11 +99,14 @@ def _post_mortem(options: argparse.Namespace) -> None:
     invocation = options.lost or own_unit.invocation_id()
     finding = files.finding(options.unit, invocation)
     ending = _lost(invocation) if options.lost else _just_ended(options.unit, finding)
+    if options.host_went_down:
+        # A shutdown that somebody asked for and that came to its end has its own post-mortem.
+        finding, ending = end_of_life.HOST_WENT_DOWN, ending._replace(requested=False)
     if finding is not None and finding.cls == "held":
         # Nothing lived: `await-slot` refused a held engine. Only the restart has to be cancelled.
         systemctl.stop_no_block(options.unit)
         return
-    record = _judge(options, files, ending, finding)
+    record = judge(options, files, ending, finding)
     if record.action == "hold" and not options.lost:
         systemctl.stop_no_block(options.unit)
     _tell(record)
@@ -106,12 +115,12 @@ def _post_mortem(options: argparse.Namespace) -> None:
 
 def _count_only(options: argparse.Namespace) -> None:
     """What must not be lost when everything else fails: the limit on unrequested ends."""
+    files, invocation = StateFiles(), options.lost or own_unit.invocation_id()
     if systemctl.job_type(options.unit) in {"stop", "restart"}:
+        _close(options.engine, files, invocation)
         return
-    death = burst.Death(
-        options.lost or own_unit.invocation_id(), clock.moment(), "post-mortem-failed"
-    )
-    if _count(options, StateFiles(), death, hold_reason="", was_ready=False).hold:
+    death = burst.Death(invocation, clock.moment(), "post-mortem-failed")
+    if _count(options, files, death, hold_reason="", was_ready=False).hold:
         systemctl.stop_no_block(options.unit)
 
 
@@ -205,9 +214,14 @@ def _wall_time(monotonic_us: int) -> float:
     return time.time() - (time.monotonic() - monotonic_us / 1e6)
 
 
-def _judge(
+def judge(
     options: argparse.Namespace, files: StateFiles, ending: Ending, finding: Finding | None
 ) -> Record:
+    """The record of one end of life, which is counted when nobody had asked for it.
+
+    Raises:
+        OSError: the ledger could be written nowhere.
+    """
     log, survivors = _read_log(options.unit, ending)
     verdict = log.verdict(exit_state=ending.exit_state, requested=ending.requested)
     exit_state = ending.exit_state or log.exit_state or ExitState("", "", "")
@@ -219,12 +233,15 @@ def _judge(
     reason = why.reason
     if survivors.found:
         reason += f"; {survivors.reason}"
-    if options.lost:
+    if options.lost and not options.host_went_down:
         reason += " (found by the next start: no post-mortem was run for it)"
     was_ready = log.ready if ending.unit is NOT_SEEN else end_of_life.was_ready(ending.unit)
+    was_ready &= not options.host_went_down  # whatever its log says: the gate had not passed
     now = clock.moment()
     action, action_reason = "none", "the stop was requested"
-    if not requested:
+    if requested:
+        _close(options.engine, files, ending.invocation_id)
+    else:
         death = burst.Death(ending.invocation_id, now, why.cls)
         hold_reason = reason if why.permanent else ""
         outcome = _count(options, files, death, hold_reason=hold_reason, was_ready=was_ready)
@@ -247,6 +264,15 @@ def _judge(
         hint=why.hint or log.hint(why.cls),
         was_ready=was_ready,
     )
+
+
+def _close(engine: str, files: StateFiles, invocation_id: str) -> None:
+    """Forget that this invocation was starting, without counting its end."""
+    with contextlib.suppress(OSError), files.locked("ledger"):
+        before = files.ledger(engine)
+        after = burst.after_end(before, invocation_id)
+        if after != before:
+            files.write_ledger(engine, after)
 
 
 def _count(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkd.core import burst
-from sparkd.core.burst import Death, HeldBy, Hold, Ledger, Moment, Policy
+from sparkd.core.burst import Begun, Death, HeldBy, Hold, Ledger, Moment, Policy
 
 times = st.floats(0, 1e9)
 moments = st.builds(Moment, st.sampled_from(["boot-a", "boot-b"]), times, times)
@@ -19,6 +19,7 @@ ledgers = st.builds(
     st.none() | holds,
     st.integers(0, 30),
     st.none() | moments,
+    st.none() | st.builds(Begun, st.text(max_size=8), moments),
 )
 policies = st.builds(Policy, st.integers(1, 20), st.floats(1, 1e6))
 any_json = st.recursive(
@@ -27,7 +28,7 @@ any_json = st.recursive(
     | st.dictionaries(
         st.sampled_from(
             ["deaths", "held", "invocation_id", "class", "boot_id", "boottime", "wall", "by",
-             "reason", "since", "version", "streak", "ready_at"]
+             "reason", "since", "version", "streak", "ready_at", "begun"]
         ),
         inner,
         max_size=8,

@@ -61,6 +61,20 @@ def test_a_reboot_keeps_files_and_the_journal(bare_container):
     assert [entry["MESSAGE"] for entry in entries] == ["before the reboot"]
 
 
+def test_a_hard_reboot_stops_nothing_and_keeps_files(bare_container):
+    machine = bare_container
+    stop = "ExecStop=/usr/bin/touch /root/stopped"
+    text = f"[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=/bin/true\n{stop}\n"
+    machine.push("/run/systemd/system/told.service", text)
+    machine.run(["systemctl", "start", "told.service"])
+    machine.push("/root/kept", "kept")
+    boot = machine.read("/proc/sys/kernel/random/boot_id")
+    machine.reboot(hard=True)
+    assert machine.read("/proc/sys/kernel/random/boot_id") != boot
+    assert machine.read("/root/kept") == "kept"
+    assert machine.run(["test", "-e", "/root/stopped"], check=False).returncode == 1
+
+
 def test_what_runs_in_it_can_be_moved_by_its_systemd(bare_container):
     # A process outside the guest's cgroups could not be: a scope would fail.
     out = bare_container.out("systemd-run --quiet --scope --unit=x cat /proc/self/cgroup")

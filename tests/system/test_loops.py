@@ -112,6 +112,39 @@ def test_a_reboot_is_nobodys_failure(lab: Lab) -> None:
         assert [row["requested"] for row in rows] == [True], (name, json.dumps(rows))
 
 
+def test_a_start_that_takes_the_host_down_each_time_is_held(lab: Lab) -> None:
+    """Power is cut in the middle of its start; whoever served at that moment has no part in it."""
+    lab.engine("served", order=1, life={"load_seconds": 0.3})
+    lab.engine("heavy", order=2, life={"load_seconds": 50.0})
+    lab.apply()
+    lab.ctl("start", "served", "--wait")
+    lab.start_all("heavy")
+    for used in (0, 1, 2):
+        loading = lab.until("heavy", "loading", limit=120)
+        assert loading["restarts"]["used"] == used
+        assert len(deaths(lab, "heavy")) == used
+        lab.until("served", "ready")
+        lab.machine.reboot(hard=True)
+    held = lab.until("heavy", "held", limit=120)
+    # By the row, not by the window: CLOCK_BOOTTIME is the outer host's here, and an end of another
+    # boot counts as older than this one.
+    assert "3 ends of life in a row" in held["reason"]
+    assert "the limit is 3; the last was host-went-down" in held["reason"]
+    rows = lab.incidents("heavy")
+    assert [row["class"] for row in rows] == ["host-went-down"] * 3, json.dumps(rows)
+    assert {row["reason"] for row in rows} == {"the host went down while it started"}
+    assert not any(row["requested"] or row["was_ready"] for row in rows)
+    assert len({row["invocation_id"] for row in rows}) == 3
+    assert all(row["hint"] for row in rows)
+    # Somebody has mended it. Once it is ready, a host that goes down is not its failure.
+    lab.life("heavy", load_seconds=0.3)
+    lab.ctl("restart", "heavy", "--wait")
+    lab.machine.reboot(hard=True)
+    for name, incidents in (("served", 0), ("heavy", 3)):
+        assert lab.until(name, "ready", limit=120)["restarts"]["used"] == 0
+        assert len(deaths(lab, name)) == incidents
+
+
 def test_a_strangers_sigterm_is_unrequested_though_the_log_looks_like_a_clean_stop(
     lab: Lab,
 ) -> None:

@@ -243,6 +243,67 @@ def test_service_whose_end_nobody_recorded_ends_a_row_at_the_next_start():
     assert burst.before_start(ready, after_boot).streak == 0
 
 
+# the host goes down during a start
+
+
+def test_a_start_that_takes_the_host_down_each_time_is_held():
+    """However long each boot took: within the window, or in a row."""
+    for apart in (600.0, 2 * 3600.0):
+        ledger = Ledger()
+        for number in range(1, 4):
+            at = moment(60, wall=WALL + number * apart, boot=f"boot-{number}")
+            begun = burst.cut_off(ledger, at.boot_id)
+            assert (begun is None) == (number == 1)
+            if begun is not None:
+                ledger = burst.after_death(ledger, death(begun.invocation_id, at), HOUR).ledger
+            ledger = burst.before_start(ledger, at)
+            assert ledger.held is None
+            ledger = burst.begin(ledger, f"i{number}", at)
+        last = moment(60, wall=WALL + 4 * apart, boot="boot-4")
+        begun = burst.cut_off(ledger, "boot-4")
+        assert begun.invocation_id == "i3"
+        assert burst.after_death(ledger, death("i3", last), HOUR).hold
+
+
+def test_only_a_start_of_another_boot_was_cut_off():
+    begun = burst.begin(Ledger(), "i1", moment(60))
+    assert burst.cut_off(Ledger(), "boot-b") is None
+    assert burst.cut_off(begun, "boot-a") is None
+    assert burst.cut_off(begun, "boot-b") == burst.Begun("i1", moment(60))
+
+
+def test_a_start_is_remembered_until_it_is_ready_or_its_own_end_is_on_record():
+    begun = burst.begin(Ledger(streak=1), "i2", moment(60))
+    assert burst.after_ready(begun, moment(90)) == Ledger(streak=1, ready_at=moment(90))
+    assert burst.after_end(begun, "i2") == Ledger(streak=1)
+    assert burst.after_end(begun, "i1") == begun, "an earlier one's end that came late"
+    assert burst.after_death(begun, death("i2", moment(70)), HOUR).ledger.begun is None
+    assert burst.after_death(begun, death("i1", moment(70)), HOUR).ledger.begun == begun.begun
+
+
+def test_a_release_forgets_what_was_and_not_what_goes_on():
+    begun = burst.begin(Ledger(), "i2", moment(60))
+    held = fails(begun, 10, 20, 30)[-1].ledger
+    assert held.held is not None
+    assert burst.released(held) == begun
+
+
+def test_a_start_that_goes_on_survives_its_file():
+    begun = burst.begin(Ledger(), "i2", moment(60))
+    assert burst.from_json(json.loads(json.dumps(burst.to_json(begun)))) == begun
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"invocation_id": None}, {"boot_id": 7}, {"boottime": float("nan")}, {"wall": "late"}],
+)
+def test_a_damaged_start_counts_as_none(change):
+    value = burst.to_json(burst.begin(Ledger(streak=1), "i2", moment(60)))
+    assert burst.from_json({**value, "begun": {**value["begun"], **change}}) == Ledger(streak=1)
+    for damaged in (None, [], "i2", {}):
+        assert burst.from_json({**value, "begun": damaged}) == Ledger(streak=1)
+
+
 @pytest.mark.parametrize("streak", [None, "2", 2.0, True, -1, 1 << 40])
 def test_a_damaged_row_counts_as_none(streak):
     assert burst.from_json({"streak": streak, "ready_at": streak}) == Ledger()
