@@ -13,7 +13,7 @@ import pytest
 
 from sparkd.core.events import Event
 from tests.system.lab import HOST
-from tests.system.test_alerts import URL, Receiver
+from tests.system.receiver import URL, Receiver
 from tests.vllm.real_lab import RealLab
 
 pytestmark = [pytest.mark.vllm, pytest.mark.long]
