@@ -159,7 +159,14 @@ def test_a_tenant_that_does_not_fit_is_not_written(host, capsys):
     assert "not written: the loader would say:" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text", ["[host\n", "tenants = {}\n", "[tenants]\nsglang = 3\n"])
+def test_a_sparkd_toml_that_cannot_be_parsed_stays_as_it_is(host, capsys):
+    host.write_text("[host\n")
+    keep(host, "--write")
+    assert host.read_text() == "[host\n"
+    assert f"not written: to be mended first: {host}:1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["tenants = {}\n", "[tenants]\nsglang = 3\n"])
 def test_a_sparkd_toml_that_cannot_take_it_stays_loadable_or_as_it_was(host, text):
     host.write_text(text)
 

@@ -42,7 +42,9 @@ def propose(
         notebook: where notes go.
     """
     host = next((source for source in existing if source.engine is None), Source("sparkd.toml", ""))
-    counted = parse(host).section("tenants")
+    document = parse(host)
+    broken = f"to be mended first: {document.errors[0]}" if document.unreadable else ""
+    counted = document.section("tenants")
     units = {
         unit: name
         for name, table in counted.items()
@@ -65,7 +67,7 @@ def propose(
             name, _text(name, error), error.origin, is_known=error.share is not None
         )
         proposals.append(proposal)
-        proposal.obstacle = _obstacle(proposals, host, existing, memory_total)
+        proposal.obstacle = broken or _obstacle(proposals, host, existing, memory_total)
         notebook.add(error.origin, codes.TENANT, _note(proposal, error))
     return proposals
 
