@@ -52,7 +52,9 @@ _HARMLESS_ORDER = (
     "client-error",
     "autotune-noise",
 )
-_COMPILERS = frozenset({"cicc", "cc1plus", "ptxas", "nvcc", "ninja", "cudafe++", "nvlink"})
+_COMPILERS = frozenset({
+    "cicc", "cc1plus", "ptxas", "ptxas-blackwell", "nvcc", "ninja", "cudafe++", "nvlink",
+})  # fmt: skip
 _FOREIGN_UNITS = ("user@", "session-", "systemd-", "user-runtime-dir@", "getty@", "cron", "apt-")
 _WHAT = {
     Label.FATAL_RUNTIME: "The engine died",

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-CUDA = frozenset({"cicc", "ptxas", "cudafe++", "nvlink"})
-"""The memory-heavy stages of nvcc."""
+CUDA = frozenset({"cicc", "ptxas", "ptxas-blackwell", "cudafe++", "nvlink"})
+"""The memory-heavy stages of nvcc, and Triton's own assembler for GB10 (since 3.6, #10331)."""
 HOST = frozenset({"cc1plus", "cc1", "lto1"})
 """GCC's; torch's and FlashInfer's C++ takes 1 to 2 GiB, most other code far less."""
 COMPILERS = CUDA | HOST

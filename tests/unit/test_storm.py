@@ -273,6 +273,11 @@ def test_attribution(ancestors, arguments, is_one):
     assert storm.is_attributed(ancestors, arguments) is is_one
 
 
+def test_names_are_as_the_kernel_shows_them():
+    names = storm.COMPILERS | storm.DRIVERS | storm.BUILDERS | storm.SHELLS
+    assert max(len(name) for name in names) <= 15, "comm is cut there"
+
+
 def test_the_job_is_the_uppermost_driver():
     own, nvcc, cpp = Key(9, 9), Key(5, 5), Key(4, 4)
     above = [("sh", Key(8, 8)), ("nvcc", nvcc), ("sh", Key(2, 2)), ("ninja", Key(1, 1))]
