@@ -32,6 +32,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = sorted(kept, key=lambda item: not _heavy(item))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse to run side by side what must not: a pytest that xdist does not know ignores groups."""
+    if session.config.getoption("loadgroup", False):
+        stray = [item.nodeid for item in session.items if _heavy(item) and "@" not in item.nodeid]
+        if stray:
+            raise pytest.UsageError(f"xdist's groups do not work with this pytest: {stray[0]}")
+
+
 def _runs(item: pytest.Item) -> bool:
     """Whether the test runs on its systemd: what differs between versions runs on each of them."""
     params = item.callspec.params if hasattr(item, "callspec") else {}
