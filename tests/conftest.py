@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Refuse to run side by side what must not: a pytest that xdist does not know ignores groups."""
+    """Refuse to run side by side what must not: some versions of pytest ignore xdist's groups."""
     if session.config.getoption("loadgroup", False):
         stray = [item.nodeid for item in session.items if _heavy(item) and "@" not in item.nodeid]
         if stray:

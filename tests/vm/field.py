@@ -159,11 +159,13 @@ class Field(Lab):
     def clean(self) -> None:
         """End what tests leave, and have sparkd run as configured at first."""
         others = [name for name in self.ports if name != "chat"]
-        stop = ["hog", "lowest", "'vllm-guest-*.scope'", *(f"vllm-{name}" for name in others)]
+        ours = ["'vllm-guest-*.scope'", *(f"vllm-{name}.service" for name in others)]
+        # Killed while they are asked to stop: an engine that loads takes its time to obey.
         self.machine.run(
-            # Killed first: an engine that loads takes its time to obey, and nothing is at stake.
-            f"systemctl kill --signal=KILL {' '.join(stop[2:])};"
-            f" systemctl stop {' '.join(stop)}; pkill -KILL -x ninja; pkill -KILL -x cicc;"
+            f"systemctl stop --no-block hog lowest {' '.join(ours)};"
+            f" systemctl kill --signal=KILL {' '.join(ours)};"
+            f" systemctl stop hog lowest {' '.join(ours)};"
+            " pkill -KILL -x ninja; pkill -KILL -x cicc;"
             " rm -rf /etc/systemd/system/vllm-*.service.d /run/systemd/system/sparkd.service.d",
             check=False,
             limit=180,
