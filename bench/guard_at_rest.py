@@ -102,7 +102,8 @@ def main() -> int:
     with Machine(layers, memory_mb=1600, files=peer_files(), limit=limit) as machine:
         version = machine.out(["systemctl", "--version"]).splitlines()[0]
         machine.run(
-            "useradd --system systemd-oom; systemctl unmask systemd-oomd.service systemd-oomd.socket; "
+            "useradd --system systemd-oom; "
+            "systemctl unmask systemd-oomd.service systemd-oomd.socket; "
             "systemctl daemon-reload; systemctl reload dbus; "
             "systemctl start earlyoom systemd-oomd"
         )
