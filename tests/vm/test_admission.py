@@ -47,18 +47,18 @@ def test_two_starts_and_a_guest_that_fit_one_at_a_time_but_not_together(field: F
 
 
 def test_memory_that_comes_back_late_is_waited_for(field: Field) -> None:
-    field.engine("one", share=SHARE)
+    field.engine("slow", share=SHARE)
     field.apply()
-    field.ctl("start", "one", "--wait", limit=300)
+    field.ctl("start", "slow", "--wait", limit=300)
     field.begin()
     field.hog(PEAK_MB, 30)
-    field.machine.run(["kill", "-KILL", field.show("one", "MainPID")["MainPID"]])
+    field.machine.run(["kill", "-KILL", field.show("slow", "MainPID")["MainPID"]])
     field.machine.wait_until(
-        lambda: "memory-holder" in field.one("one")["reason"], "the restart waits", limit=60
+        lambda: "memory-holder" in field.one("slow")["reason"], "the restart waits", limit=60
     )
-    assert field.one("one")["state"] == "waiting"
-    field.until("one", "ready", limit=240)
-    assert len([row for row in field.incidents("one") if not row["requested"]]) == 1
+    assert field.one("slow")["state"] == "waiting"
+    field.until("slow", "ready", limit=240)
+    assert len([row for row in field.incidents("slow") if not row["requested"]]) == 1
     assert not field.killed()
 
 
