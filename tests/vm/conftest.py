@@ -49,7 +49,7 @@ def field_of(
                     "/usr/bin/earlyoom": rootfs.tool_from_package("earlyoom", "usr/bin/earlyoom"),
                 }
                 layers = rootfs.with_package(suite, deb)
-                machine = Machine(layers, memory_mb=MEMORY_MB, files=files, limit=1500)
+                machine = Machine(layers, memory_mb=MEMORY_MB, files=files, limit=4500)
                 fields[suite] = Field(stack.enter_context(machine))
             return fields[suite]
 
