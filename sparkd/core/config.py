@@ -329,11 +329,6 @@ def _environment_rule(name: str, value: object) -> str | None:
     return None
 
 
-def _is_sparkds_own(name: str) -> bool:
-    # The simulated engine is told by SPARKD_SIM_… how to live and die.
-    return name.startswith("SPARKD_") and not name.startswith("SPARKD_SIM_")
-
-
 def _credentials(document: Document) -> tuple[Credential, ...]:
     credentials: list[Credential] = []
     for name, path in document.section("credentials").items():

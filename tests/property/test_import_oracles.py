@@ -270,7 +270,6 @@ WORD_PIECES = st.sampled_from(
 PREAMBLE = "A=one\nB='two  three'\nL=(first 'second item' \"$A\")\nL+=(last)\nE=()\n"
 
 
-@pytest.mark.skipif(not BASH.exists(), reason=f"no {BASH} on this machine")
 @settings(max_examples=400, deadline=None)
 @given(text=st.lists(WORD_PIECES, min_size=1, max_size=10).map("".join))
 def test_words_expand_as_bash_expands_them(text: str) -> None:
@@ -326,7 +325,6 @@ QUESTIONS = st.sampled_from(
 )  # fmt: skip
 
 
-@pytest.mark.skipif(not BASH.exists(), reason=f"no {BASH} on this machine")
 @settings(max_examples=400, deadline=None)
 @given(
     statements=st.lists(STATEMENTS, max_size=8),
