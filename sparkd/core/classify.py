@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from sparkd.core import storm
 from sparkd.core.exit_state import EXTERNAL_STOP, ExitState, class_of_exit, exit_from_journal
 from sparkd.core.life import Life, Seen
 from sparkd.core.lines import Line, Source, process_kind
@@ -52,9 +53,7 @@ _HARMLESS_ORDER = (
     "client-error",
     "autotune-noise",
 )
-_COMPILERS = frozenset({
-    "cicc", "cc1plus", "ptxas", "ptxas-blackwell", "nvcc", "ninja", "cudafe++", "nvlink",
-})  # fmt: skip
+_COMPILERS = storm.COMPILERS | storm.BUILDERS | {"nvcc"}
 _FOREIGN_UNITS = ("user@", "session-", "systemd-", "user-runtime-dir@", "getty@", "cron", "apt-")
 _WHAT = {
     Label.FATAL_RUNTIME: "The engine died",
