@@ -29,4 +29,4 @@ def lab(container: Container) -> Iterator[Lab]:  # noqa: F811
     """A machine with sparkd, ready for simulated engines."""
     lab = Lab(container)
     yield lab
-    assert not lab.tracebacks()
+    lab.check_tracebacks()

@@ -13,6 +13,7 @@ STARTED = "39f53479d3a045ac8e11786248231fbf"
 """systemd's message: a unit's start job is done."""
 START_FAILED = "be02cf6855d2428ba40df7e9d022f03d"
 HELPERS = ("await-slot", "await-ready", "post-mortem", "thaw")
+TRACEBACK_LINES = 40
 HOST = """\
 [host]
 reserve = "1G"
@@ -89,11 +90,13 @@ budget = "60s"
     def apply(self, *words: str) -> str:
         return str(self.ctl("apply", *words).stdout)
 
-    def tracebacks(self) -> list[str]:
-        """What the daemon and the helpers have said of errors that nobody had thought of."""
+    def check_tracebacks(self) -> None:
+        """Fail with what the daemon and the helpers said of errors that nobody had thought of."""
         helpers = [f"SYSLOG_IDENTIFIER={name}" for name in HELPERS]
         entries = self.machine.journal("_SYSTEMD_UNIT=sparkd.service", "+", *helpers)
-        return [e["MESSAGE"] for e in entries if e.get("MESSAGE", "").startswith("Traceback")]
+        lines = [str(entry.get("MESSAGE", "")) for entry in entries]
+        starts = [at for at, line in enumerate(lines) if line.startswith("Traceback")]
+        assert not starts, "\n".join(lines[starts[0] : starts[0] + TRACEBACK_LINES])
 
     def limit_patience(self, name: str, seconds: int) -> None:
         """How long an obstacle is waited for: minutes are too long for a test."""

@@ -62,4 +62,4 @@ def field(request: pytest.FixtureRequest, field_of: Callable[[str], Field]) -> I
     field = field_of(getattr(request, "param", "bookworm"))
     yield field
     field.clean()
-    assert not field.tracebacks()
+    field.check_tracebacks()

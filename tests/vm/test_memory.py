@@ -76,11 +76,14 @@ def test_what_is_starting_goes_and_what_serves_stays(field: Field) -> None:
 def test_what_serves_goes_only_where_it_may(field: Field) -> None:
     field.configure(mode="act")
     life = field.serve("chat", order=10)
-    field.serve("spare", order=20)
+    # Its end must bring memory back: else the guard goes on, and rightly, with the next engine.
+    field.serve("spare", order=20, life={"memory_mib": FLOOR_MB})
     field.begin()
     field.hog(LEFT_MB)
     [death, *_] = field.until_dead("spare", limit=120)
     assert (death["class"], death["was_ready"]) == ("memory-guard", True)
+    field.machine.wait_until(lambda: "relax" in field.memory_steps(), "memory is back", limit=90)
+    assert field.memory_steps().count("end-serving") == 1
     one = field.one("chat")
     assert (one["state"], one["invocation_id"]) == ("ready", life)
 

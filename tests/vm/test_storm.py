@@ -96,8 +96,7 @@ def test_stopped_and_started_with_compilers_frozen(field: Field) -> None:
     field.machine.run(["systemctl", "start", "sparkd"])
     field.machine.wait_until(lambda: field.compilers().count("T") >= JOBS - 5, "frozen once more")
     # Ctrl-C: a stopped process would not see it, and ninja would wait for ever.
-    field.machine.run(["pkill", "-INT", "-x", "cicc"])
-    field.machine.run(["pkill", "-INT", "-x", "ninja"])
+    field.machine.run(["pkill", "-INT", "-x", "cicc|ninja"])
     field.machine.wait_until(lambda: not field.compilers(), "an interrupted build ends")
 
 
