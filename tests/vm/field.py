@@ -185,4 +185,4 @@ class Field(Lab):
         return {name: float(value) for name, _, value in rows}
 
     def guards(self) -> dict[str, Any]:
-        return dict(json.loads(self.ctl("status", "--json").stdout)["host"]["guards"])
+        return dict(self.status()["host"]["guards"])
