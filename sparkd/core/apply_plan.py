@@ -7,7 +7,7 @@ carries it out can tell when the world has changed in between.
 
 import difflib
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -112,9 +112,36 @@ def plan(
         prune: remove sparkd's units of engines that are not in `desired`, unless they run.
         exact: every byte counts, also that of the version that wrote it: a rollback.
     """
+    writes, unchanged, refused = _compare(desired, on_disk, force=force, exact=exact)
+    removals, orphans, refused_removals = _prune(
+        desired, on_disk, running, force=force, prune=prune
+    )
+    before = {name: unit.text for name, unit in on_disk.items()}
+    diffs = [_diff(write.name, before.get(write.name, ""), write.text) for write in writes]
+    diffs += [_diff(removal.name, before[removal.name], "") for removal in removals]
+    return Plan(
+        writes=tuple(writes),
+        removals=tuple(removals),
+        enable=tuple(
+            write.name
+            for write in writes
+            if write.expected is None and write.name in enabled_when_new
+        ),
+        refused=tuple(sorted([*refused, *refused_removals], key=lambda item: item.name)),
+        orphans=tuple(orphans),
+        unchanged=tuple(unchanged),
+        pending=tuple(_pending(writes, before, running)),
+        diff="".join(diffs),
+    )
+
+
+def _compare(
+    desired: Mapping[str, str], on_disk: Mapping[str, DiskUnit], *, force: bool, exact: bool
+) -> tuple[list[Write], list[str], list[Refusal]]:
+    """Return what is to be written, what stays as it is, and refusals to write."""
     writes: list[Write] = []
-    refused: list[Refusal] = []
     unchanged: list[str] = []
+    refused: list[Refusal] = []
     for name, text in sorted(desired.items()):
         found = on_disk.get(name)
         if found is None:
@@ -128,32 +155,7 @@ def plan(
             unchanged.append(name)
         else:
             writes.append(Write(name, text, text_hash(found.text)))
-
-    removals, orphans, refused_removals = _prune(
-        desired, on_disk, running, force=force, prune=prune
-    )
-    changed = {write.name: write.text for write in writes}
-    before = {name: unit.text for name, unit in on_disk.items()}
-    diffs = [_diff(name, before.get(name, ""), text) for name, text in changed.items()]
-    diffs += [_diff(removal.name, before[removal.name], "") for removal in removals]
-    return Plan(
-        writes=tuple(writes),
-        removals=tuple(removals),
-        enable=tuple(
-            write.name
-            for write in writes
-            if write.expected is None and write.name in enabled_when_new
-        ),
-        refused=tuple(sorted([*refused, *refused_removals], key=lambda item: item.name)),
-        orphans=tuple(orphans),
-        unchanged=tuple(unchanged),
-        pending=tuple(
-            name
-            for name, text in changed.items()
-            if name in running and launch_hash(before.get(name, "")) != launch_hash(text)
-        ),
-        diff="".join(diffs),
-    )
+    return writes, unchanged, refused
 
 
 def _obstacle(name: str, found: DiskUnit, *, force: bool) -> str | None:
@@ -207,6 +209,16 @@ def _prune(
             orphans.append(name)
             refused.append(Refusal(name, reason))
     return removals, orphans, refused
+
+
+def _pending(
+    writes: Iterable[Write], before: Mapping[str, str], running: Collection[str]
+) -> Iterator[str]:
+    """Yield the running units that a restart would start differently."""
+    for write in writes:
+        was = before.get(write.name, "")
+        if write.name in running and launch_hash(was) != launch_hash(write.text):
+            yield write.name
 
 
 def _diff(name: str, before: str, after: str) -> str:

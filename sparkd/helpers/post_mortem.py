@@ -230,20 +230,16 @@ def judge(
         told = journal.lines_of(killers.UNITS, _since(ending))
         finding = killers.find(told, log.is_ours, ending.unit.cgroup)
     why = end_of_life.explain(verdict, finding, requested=requested)
-    reason = why.reason
-    if survivors.found:
-        reason += f"; {survivors.reason}"
-    if options.lost and not options.host_went_down:
-        reason += " (found by the next start: no post-mortem was run for it)"
+    why = why._replace(reason=_whole_reason(why.reason, survivors, options))
     was_ready = log.ready if ending.unit is NOT_SEEN else end_of_life.was_ready(ending.unit)
     was_ready &= not options.host_went_down  # whatever its log says: the gate had not passed
     now = clock.moment()
-    action, action_reason = "none", "the stop was requested"
     if requested:
         _close(options.engine, files, ending.invocation_id)
+        action, action_reason = "none", "the stop was requested"
     else:
         death = burst.Death(ending.invocation_id, now, why.cls)
-        hold_reason = reason if why.permanent else ""
+        hold_reason = why.reason if why.permanent else ""
         outcome = _count(options, files, death, hold_reason=hold_reason, was_ready=was_ready)
         action, action_reason = ("hold" if outcome.hold else "restart"), outcome.reason
     return Record(
@@ -258,12 +254,21 @@ def judge(
         cls=why.cls,
         signature=why.signature or None,
         evidence=why.evidence or None,
-        reason=reason,
+        reason=why.reason,
         action=action,
         action_reason=action_reason,
         hint=why.hint or log.hint(why.cls),
         was_ready=was_ready,
     )
+
+
+def _whole_reason(reason: str, survivors: StopSurvivors, options: argparse.Namespace) -> str:
+    """What ended it, and what has to be known beside that."""
+    if survivors.found:
+        reason += f"; {survivors.reason}"
+    if options.lost and not options.host_went_down:
+        reason += " (found by the next start: no post-mortem was run for it)"
+    return reason
 
 
 def _close(engine: str, files: StateFiles, invocation_id: str) -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from test_units_oracle import Oracle, block, command, needs_systemd, oracle
 
 from sparkd.core.importing.model import Notebook, Origin, RefusalError, Word
-from sparkd.core.importing.shell import Array, Shell
+from sparkd.core.importing.shell import Shell
+from sparkd.core.importing.shell_state import Array, State
 from sparkd.core.importing.unit_text import Fragment, merge
 from sparkd.core.importing.unit_words import commands, environment_file, specifiers
 
@@ -275,18 +276,18 @@ PREAMBLE = "A=one\nB='two  three'\nL=(first 'second item' \"$A\")\nL+=(last)\nE=
 def test_words_expand_as_bash_expands_them(text: str) -> None:
     script = f"{PREAMBLE}program {text}\n"
     notebook = Notebook()
-    shell = Shell("/s.sh", notebook, NoHost())
+    state = State("/s.sh", notebook, NoHost())
     try:
-        shell.run(script)
+        Shell(state).run(script)
     except RefusalError:
         return  # a quotation mark or bracket is not closed
-    if len(shell.invocations) != 1:
+    if len(state.invocations) != 1:
         return  # a newline was escaped away from the end of a word
     result = subprocess.run(
         [BASH, "--noprofile", "--norc", "-c", f"program() {{ printf '%s\\0' \"$@\"; }}\n{script}"],
         env={"LC_ALL": "C.UTF-8"}, capture_output=True, timeout=20, check=False,
     )  # fmt: skip
-    (invocation,) = shell.invocations
+    (invocation,) = state.invocations
     if result.returncode or any(word.problem for word in invocation.argv):
         return
     theirs = result.stdout.decode().split("\0")[:-1]
@@ -335,9 +336,9 @@ def test_what_is_known_of_a_script_is_what_bash_does(
 ) -> None:
     """Whatever a script does in between: a word that is known is the word that bash passes."""
     script = "\n".join([PREAMBLE.strip(), *statements, f"program {' '.join(questions)}", ""])
-    shell = Shell("/s.sh", Notebook(), NoHost())
-    shell.run(script)
-    (invocation,) = [i for i in shell.invocations if i.argv[0].text == "program"]
+    state = State("/s.sh", Notebook(), NoHost())
+    Shell(state).run(script)
+    (invocation,) = [i for i in state.invocations if i.argv[0].text == "program"]
     head = "program() { printf '%s\\0' \"$@\"; }\n"
     result = subprocess.run(
         [BASH, "--noprofile", "--norc", "-c", head + script], stdin=subprocess.DEVNULL, cwd="/",
@@ -365,10 +366,10 @@ class NoHost:
 
 
 def test_the_shell_comparison_compares_something() -> None:
-    shell = Shell("/s.sh", Notebook(), NoHost())
-    shell.run(PREAMBLE + 'program "${L[@]}" $B\n')
-    assert isinstance(shell.variables["L"], Array)
-    assert [word.text for word in shell.invocations[0].argv] == [
+    state = State("/s.sh", Notebook(), NoHost())
+    Shell(state).run(PREAMBLE + 'program "${L[@]}" $B\n')
+    assert isinstance(state.variables["L"], Array)
+    assert [word.text for word in state.invocations[0].argv] == [
         "program", "first", "second item", "one", "last", "two", "three",
     ]  # fmt: skip
-    assert shell.invocations[0].argv[0] == Word("program", Origin("/s.sh", 6))
+    assert state.invocations[0].argv[0] == Word("program", Origin("/s.sh", 6))

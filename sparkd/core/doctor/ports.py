@@ -41,7 +41,11 @@ def ports_of(text: str) -> set[int]:
 
 
 def published(value: str) -> Iterator[int]:
-    """Ports of the host in a container's [ADDRESS:]HOST:CONTAINER[/PROTOCOL], ranges included."""
+    """Ports of the host in a container's [ADDRESS:]HOST:CONTAINER[/PROTOCOL], ranges included.
+
+    Importing has a reader of its own, which must be sure: it refuses what only a start decides.
+    Here every port counts that might be taken.
+    """
     host = value.strip().partition("/")[0].rpartition(":")[0].rpartition(":")[2]
     first, _, last = host.partition("-")
     if re.fullmatch("[0-9]{1,5}", first) and re.fullmatch("[0-9]{1,5}", last or first):

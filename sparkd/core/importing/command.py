@@ -19,7 +19,8 @@ from sparkd.core.importing.model import (
     Word,
     share,
 )
-from sparkd.core.importing.shell import Invocation, Shell
+from sparkd.core.importing.shell import Shell
+from sparkd.core.importing.shell_state import Invocation, State
 
 _MAX_DEPTH = 6
 _OMNI_REASON = "vLLM-Omni is not supported: sparkd runs text engines"
@@ -413,22 +414,22 @@ def follow_script(
     """
     if context.depth >= _MAX_DEPTH:
         raise RefusalError(context.origin, "scripts call one another too deeply")
-    shell = Shell(
+    state = State(
         source=source, notebook=context.notebook, surroundings=context.surroundings,
         variables=dict(context.environment), exported=set(context.environment),
         positional=positional, home=context.home, directory=context.directory,
         first_line=first_line, venv=context.venv,
     )  # fmt: skip
-    shell.run(text)
+    Shell(state).run(text)
     found: list[tuple[Invocation, list[Launch]]] = []
     refusals: list[RefusalError] = []
     opaque: list[RefusalError] = []
-    for invocation in shell.invocations:
+    for invocation in state.invocations:
         inner = replace(
             context, origin=invocation.origin, environment=invocation.environment,
             venv=invocation.venv,
             directory=invocation.directory, depth=context.depth + 1, search_path="",
-            written=context.written | shell.written,
+            written=context.written | state.written,
         )  # fmt: skip
         scratch = Notebook()
         try:

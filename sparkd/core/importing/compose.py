@@ -5,7 +5,7 @@
 import posixpath
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from sparkd.core.importing import (
     codes,
@@ -37,11 +37,27 @@ _SILENT = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What `compose run` changes of its service; an empty command changes nothing."""
+
+    options: Sequence[tuple[str, Word]]
+    command: Sequence[Word]
+
+
+@dataclass(frozen=True, slots=True)
+class _Project:
+    """What every service of a file is read with."""
+
+    path: str
+    services: Mapping[str, Node]
+    variables: Mapping[str, Word]
+    context: Context
+
+
 def read(
-    text: str, path: str, context: Context, *, only: str | None = None,
-    wanted: set[str] | None = None, command: Sequence[Word] | None = None,
-    options: Sequence[tuple[str, Word]] = (), env_files: Sequence[str] = (),
-    is_alone: bool = False,
+    text: str, path: str, context: Context, *, wanted: set[str] | None = None,
+    run: Run | None = None, env_files: Sequence[str] = (), is_alone: bool = False,
 ) -> Findings:  # fmt: skip
     """Return the engines of a compose file.
 
@@ -49,49 +65,25 @@ def read(
         text: the file.
         path: its path, for messages and for the files it names.
         context: what is known around it.
-        only: the service of `compose run`, whose `command` and `options` count.
-        wanted: the services of `compose up`; None for all.
-        command: replaces the service's command.
-        options: those of `compose run`.
+        wanted: the services of `compose up`, or the one of `compose run`; None for all.
+        run: what `compose run` says beside the service.
         env_files: the `--env-file` options, instead of `.env`.
         is_alone: no override file beside it counts, since it was named with `-f`.
     """
     findings = Findings(notebook=context.notebook)
     try:
-        project = compose_tree.parse(text, path)
+        tree = compose_tree.parse(text, path)
         if not is_alone:
-            project = compose_merge.with_override(project, path, context)
+            tree = compose_merge.with_override(tree, path, context)
     except RefusalError as error:
         findings.refuse(error)
         return findings
-    _note_top(project, context)
-    folder = posixpath.dirname(path)
-    variables = _project_variables(folder, context, env_files)
-    services = project["services"]
-    for name in services:
-        if (only is not None and name != only) or (wanted is not None and name not in wanted):
-            continue
-        origin = place_of(name)
-        described = None
-        try:
-            service = compose_merge.extended(name, services, path, context)
-            tree = _interpolated(service, variables, context)
-            described = _describe(name, tree, folder, origin, variables, context)
-            if only is not None:
-                docker.apply_options(described, options, context)
-                described.command = list(command) if command is not None else described.command
-            for launch in container.launches(described, context):
-                after = tuple(_names(tree.get("depends_on")))
-                findings.launches.append(replace(launch, after=after))
-        except NotAServerError as error:
-            message = f"the service {name} is no vLLM engine and is left alone: {error.reason}"
-            context.notebook.add(origin, codes.OTHER_SERVICE, message)
-            if described is not None and described.gpus:
-                tenant = TenantError(origin, f"{error.reason}, and it asks for the GPU")
-                tenant.names = (name,)
-                findings.tenants.append(tenant)
-        except RefusalError as error:
-            findings.refuse(error, f"service {name}", names=(name,))
+    _note_top(tree, context)
+    variables = _project_variables(posixpath.dirname(path), context, env_files)
+    project = _Project(path, tree["services"], variables, context)
+    for name in project.services:
+        if wanted is None or name in wanted:
+            _read_service(name, project, run, findings)
     if not findings.launches and not findings.refused:
         reason = "no service of it is a vLLM engine"
         findings.refuse(NotAServerError(Origin(path), reason))
@@ -109,6 +101,37 @@ def _project_variables(folder: str, context: Context, env_files: Sequence[str]) 
     return variables | dict(context.environment)
 
 
+def _read_service(name: str, project: _Project, run: Run | None, findings: Findings) -> None:
+    """Add the engine that a service is, or why it is none."""
+    context, described = project.context, None
+    try:
+        service = compose_merge.extended(name, project.services, project.path, context)
+        tree = _interpolated(service, project.variables, context)
+        described = _describe(name, tree, project)
+        if run is not None:
+            docker.apply_options(described, run.options, context)
+            described.command = list(run.command) or described.command
+        for launch in container.launches(described, context):
+            after = tuple(_names(tree.get("depends_on")))
+            findings.launches.append(replace(launch, after=after))
+    except NotAServerError as error:
+        _leave_alone(name, described, error, findings)
+    except RefusalError as error:
+        findings.refuse(error, f"service {name}", names=(name,))
+
+
+def _leave_alone(
+    name: str, described: Container | None, error: NotAServerError, findings: Findings
+) -> None:
+    origin = place_of(name)
+    message = f"the service {name} is no vLLM engine and is left alone: {error.reason}"
+    findings.notebook.add(origin, codes.OTHER_SERVICE, message)
+    if described is not None and described.gpus:
+        tenant = TenantError(origin, f"{error.reason}, and it asks for the GPU")
+        tenant.names = (name,)
+        findings.tenants.append(tenant)
+
+
 def _interpolated(node: Node, variables: Mapping[str, Word], context: Context) -> Node:
     if isinstance(node, dict):
         return {key: _interpolated(value, variables, context) for key, value in node.items()}
@@ -119,10 +142,8 @@ def _interpolated(node: Node, variables: Mapping[str, Word], context: Context) -
     return node
 
 
-def _describe(
-    name: str, service: Node, folder: str, origin: Origin, variables: Mapping[str, Word],
-    context: Context,
-) -> Container:  # fmt: skip
+def _describe(name: str, service: Node, project: _Project) -> Container:
+    origin, context, variables = place_of(name), project.context, project.variables
     if not isinstance(service, dict):
         raise RefusalError(origin, f"the service {name} is no table")
     described = Container(origin, names=[name])
@@ -143,7 +164,7 @@ def _describe(
     described.published = list(_ports(service.get("ports")))
     if isinstance(network := service.get("network_mode"), Word):
         container.use_network(described, network, context)
-    described.mounts = list(_volumes(service.get("volumes"), folder))
+    described.mounts = list(_volumes(service.get("volumes"), posixpath.dirname(project.path)))
     described.gpus = list(_gpus(service))
     if isinstance(directory := service.get("working_dir"), Word):
         described.directory = directory.text

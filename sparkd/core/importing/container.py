@@ -155,6 +155,15 @@ def mount(text: str) -> Mount | None:
     return Mount(host, target) if host.startswith(("/", "~", "./")) and target else None
 
 
+def on_host(text: str, mounts: Sequence[Mount]) -> str:
+    """Return the host's path of a path in a container."""
+    for bind in sorted(mounts, key=lambda item: len(item.container), reverse=True):
+        inside = bind.container.rstrip("/")
+        if bind.host.startswith("/") and (text == inside or text.startswith(inside + "/")):
+            return bind.host.rstrip("/") + text[len(inside) :]
+    return text
+
+
 def volume_dictionary(text: str) -> Mapping[str, str]:
     """Return the parts of `type=bind,source=/x,target=/y`."""
     pairs = [part.partition("=") for part in text.split(",")]

@@ -202,21 +202,18 @@ def _compose(words: list[Word], context: Context) -> list[Launch]:
         reason = "several compose files are merged: give the output of `docker compose config`"
         raise RefusalError(context.origin, reason)
     path, text = _compose_file(files[0].text if files else "", directory, context)
+    run: compose.Run | None = None
     if verb == "run":
         options, rest = read_options(words[1:])
         if not rest:
             raise RefusalError(context.origin, "`compose run` names no service")
-        service, command = rest[0], rest[1:]
-        findings = compose.read(
-            text, path, context, only=service.text, command=command or None, options=options,
-            env_files=[word.text for word in env_files], is_alone=bool(files),
-        )  # fmt: skip
+        wanted, run = {rest[0].text}, compose.Run(options, rest[1:])
     else:
-        named = {word.text for word in words[1:] if not word.text.startswith("-")}
-        findings = compose.read(
-            text, path, context, wanted=named or None, is_alone=bool(files),
-            env_files=[word.text for word in env_files],
-        )  # fmt: skip
+        wanted = {word.text for word in words[1:] if not word.text.startswith("-")}
+    findings = compose.read(
+        text, path, context, wanted=wanted or None, run=run,
+        env_files=[word.text for word in env_files], is_alone=bool(files),
+    )  # fmt: skip
     if not findings.launches and findings.tenants:
         first = findings.tenants[0]
         raise TenantError(context.origin, f"{path}: {first.reason}", first.share)

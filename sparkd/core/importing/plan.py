@@ -8,7 +8,16 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from sparkd.core.config import ConfigErrors, Source, load
-from sparkd.core.importing import codes, compose, pasted, proposal, quadlet, tenants, unit
+from sparkd.core.importing import (
+    codes,
+    compose,
+    engine_name,
+    launch_arguments,
+    pasted,
+    quadlet,
+    tenants,
+    unit,
+)
 from sparkd.core.importing.command import follow_script
 from sparkd.core.importing.model import (
     Context,
@@ -21,7 +30,7 @@ from sparkd.core.importing.model import (
     Surroundings,
     TenantError,
 )
-from sparkd.core.importing.proposal import Proposal
+from sparkd.core.importing.proposal import Proposal, propose
 from sparkd.core.importing.tenants import TenantProposal
 from sparkd.core.importing.unit_text import Fragment
 from sparkd.core.importing.vllm_args import ServeTable
@@ -213,19 +222,19 @@ def _propose_all(
     ready: list[tuple[Launch, ServeTable, str]] = []
     for launch in findings.launches:
         try:
-            table = proposal.read_arguments(launch, findings.notebook, surroundings.read)
+            table = launch_arguments.read(launch, findings.notebook, surroundings.read)
         except RefusalError as error:
             label = launch.names[0] if launch.names else ""
             findings.refuse(error, label, names=launch.names, unit=_system_unit(launch))
             continue
         name = launch.names[0] if launch.exact else ""
-        name = name or proposal.choose_name(launch, table, taken, findings.notebook)
+        name = name or engine_name.choose(launch, table, taken, findings.notebook)
         taken.add(name)
         ready.append((launch, table, name))
     orders = _orders(ready, findings)
     for launch, table, name in ready:
         try:
-            proposed = proposal.propose(
+            proposed = propose(
                 launch, table, name, findings.notebook, order=orders.get(name), venv=venv,
                 matching=surroundings.matching,
             )  # fmt: skip
