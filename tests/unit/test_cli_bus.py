@@ -171,7 +171,8 @@ def test_interrupting_a_wait_ends_sparkctl():
         "list(bus_client.operate('Start', ['late'], wait=True))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    argv = [sys.executable, "-c", code]
+    # Python leaves SIGINT alone where it was ignored, as it is below a script's `&`.
+    argv = ["env", "--default-signal=INT", sys.executable, "-c", code]
     with subprocess.Popen(
         argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:

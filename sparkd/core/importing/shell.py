@@ -228,7 +228,7 @@ class Shell:
 
     def _source(self, word: Word, line: int, *, conditional: bool = False) -> None:
         state, origin = self.state, self.state.at(line)
-        lost = state.lost and not word.text.startswith("/")
+        lost = "" if word.text.startswith("/") else state.lost
         if word.problem or lost:
             state.notebook.add(origin, codes.UNKNOWN_VALUE, f"`source`: {word.problem or lost}")
             if not word.text.endswith(_HARMLESS_FILES):

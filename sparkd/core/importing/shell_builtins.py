@@ -47,7 +47,7 @@ def follow_under_condition(
         state.remember_in_function("PWD", state.lost)
     elif name in {"set", "shift"}:
         if name == "shift" or any(word.text == "--" for word in argv):
-            state.unknown_positional = f"they are changed under a condition at line {line}"
+            state.unknown_positional = f"they are changed under a condition at line {place}"
     elif name == "unset":
         for word in argv[1:]:
             reason = f"{word.text} is unset under a condition at line {place}"
