@@ -106,11 +106,11 @@ class Demo:
         body = json.dumps({"kind": "cuda-illegal-instruction"})
         script = (
             "import sys, urllib.request as r; r.urlopen(r.Request(sys.argv[1],"
-            " sys.argv[2].encode(), {'Content-Type': 'application/json'}), timeout=5)"
+            " sys.argv[2].encode(), {'Content-Type': 'application/json'}), timeout=30)"
         )
         url = f"http://127.0.0.1:{PORTS[name]}/sim/die"
         # It may die before it has answered.
-        self.machine.run(["python3", "-c", script, url, body], check=False, limit=20)
+        self.machine.run(["python3", "-c", script, url, body], check=False)
 
     def die(self, name: str, count: int) -> dict[str, Any]:
         """Kill it and wait for the count-th incident."""

@@ -195,6 +195,7 @@ budget = "60s"
         shown: dict[str, str] = {}
 
         def there() -> bool:
+            shown.clear()
             shown.update(self.show(name, "ActiveState", "SubState", "Job"))
             # The job's number: systemctl shows nothing of a unit that has none.
             return shown["ActiveState"] in {"inactive", "failed"} and not shown.get("Job", "")
