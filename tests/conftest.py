@@ -2,6 +2,13 @@
 """What concerns every test: on which systemd it runs, and what runs beside what."""
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long one example takes says something about the machine and nothing about the product.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 
 HEAVY = ("vm", "vllm")
 """Markers of tests that share one slow machine or much memory: one at a time of each."""

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Seconds until a booted guest must have reached the unit that `Container` waits for.
-BOOT_LIMIT = 60.0
+#: Seconds until a booted guest must have reached the unit that `Container` waits for. At a reboot
+#: the shutdown is part of it, for which an engine may take its TimeoutStopSec=.
+BOOT_LIMIT = 240.0
 _FOLDERS = Path("/var/tmp")
 _PREFIX = "sparkd-bed-"
 
@@ -67,7 +68,7 @@ class Container(Guest):
         layers: Layers,
         *,
         binds: Mapping[str, str] | None = None,
-        limit: float = 900.0,
+        limit: float = 3600.0,
         files: Mapping[str, str] | None = None,
         wait_for: str = "multi-user.target",
     ) -> None:
@@ -124,7 +125,7 @@ class Container(Guest):
         with contextlib.suppress(OSError):
             self._keeper.stdin.close()
         try:
-            self._keeper.wait(30)
+            self._keeper.wait(60)
         except subprocess.TimeoutExpired:
             self._keeper.kill()
             self._keeper.wait()
@@ -139,7 +140,7 @@ class Container(Guest):
         previous = self._leader
         how = ["--force", "--force"] if hard else []
         # The call is cut off by the reboot it asks for: its status says nothing.
-        self.run(["systemctl", "reboot", "--no-wall", *how], check=False, limit=30)
+        self.run(["systemctl", "reboot", "--no-wall", *how], check=False)
         self._await_boot(previous)
 
     @property
@@ -162,9 +163,7 @@ class Container(Guest):
                 reason = _read(self.folder / "ended") or "the keeper died"
                 raise BedError(f"the container ended: {reason}\n{self.console()}")
             if self._find_leader(previous):
-                asked = self.run(
-                    ["systemctl", "is-active", "--quiet", self._wait_for], check=False, limit=30
-                )
+                asked = self.run(["systemctl", "is-active", "--quiet", self._wait_for], check=False)
                 if asked.returncode == 0:
                     return
             if time.monotonic() > deadline:

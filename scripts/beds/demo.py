@@ -84,7 +84,7 @@ class Demo:
         found = json.loads(self.machine.out(["sparkctl", "incidents", "--json"]))
         return [incident for incident in found if not incident["requested"]]
 
-    def watch(self, name: str, states: Iterable[str], limit: float = 60) -> None:
+    def watch(self, name: str, states: Iterable[str], limit: float = 180) -> None:
         """Follow the states of all engines until that one is in one of these."""
         wanted = set(states)
         deadline = time.monotonic() + limit
@@ -106,11 +106,11 @@ class Demo:
         body = json.dumps({"kind": "cuda-illegal-instruction"})
         script = (
             "import sys, urllib.request as r; r.urlopen(r.Request(sys.argv[1],"
-            " sys.argv[2].encode(), {'Content-Type': 'application/json'}), timeout=5)"
+            " sys.argv[2].encode(), {'Content-Type': 'application/json'}), timeout=30)"
         )
         url = f"http://127.0.0.1:{PORTS[name]}/sim/die"
         # It may die before it has answered.
-        self.machine.run(["python3", "-c", script, url, body], check=False, limit=20)
+        self.machine.run(["python3", "-c", script, url, body], check=False)
 
     def die(self, name: str, count: int) -> dict[str, Any]:
         """Kill it and wait for the count-th incident."""
@@ -216,7 +216,7 @@ def main() -> int:
         built = subprocess.run(
             [REPO / "scripts/build-deb"], stdout=subprocess.PIPE, text=True, check=True
         )
-        with Container(layers, limit=600) as machine:
+        with Container(layers, limit=1800) as machine:
             demo = Demo(machine)
             install(demo, Path(built.stdout.split()[-1]))
             configure(demo)

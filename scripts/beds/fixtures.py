@@ -101,7 +101,7 @@ def real_vllm(beds: None) -> vllm_bed.RealVllm:  # noqa: ARG001
 @pytest.fixture
 def vllm_container(layers: rootfs.Layers, real_vllm: vllm_bed.RealVllm) -> Iterator[Container]:
     """A booted machine with sparkd and a real vLLM at /opt/vllm, its model at /models/tiny."""
-    with Container(layers, binds=real_vllm.binds(layers), limit=1800) as machine:
+    with Container(layers, binds=real_vllm.binds(layers), limit=5400) as machine:
         yield machine
 
 

@@ -29,8 +29,8 @@ ENVIRONMENT = {
 class Guest(ABC):
     """A machine with a real systemd, driven by commands."""
 
-    PATIENCE: ClassVar[float] = 60.0
-    """Seconds that `wait_until` waits unless told otherwise."""
+    PATIENCE: ClassVar[float] = 120.0
+    """Seconds that `wait_until` waits unless told otherwise: only what is broken takes so long."""
     EVERY: ClassVar[float] = 0.1
     """Seconds between two of its questions: each is a process in the guest."""
 
@@ -97,12 +97,18 @@ class Guest(ABC):
     def wait_until(
         self,
         predicate: Callable[[], T],
-        what: str,
+        what: str | Callable[[], str],
         *,
         limit: float | None = None,
         every: float | None = None,
     ) -> T:
         """Ask until the answer is true, and return it.
+
+        Args:
+            predicate: the question.
+            what: what is waited for, or what tells it in the end, with what was seen last.
+            limit: seconds until it is given up.
+            every: seconds between two questions.
 
         Raises:
             BedError: it never was; with the end of the guest's journal.
@@ -116,7 +122,8 @@ class Guest(ABC):
                 return answer
             if time.monotonic() > deadline:
                 tail = self.run(["journalctl", "--lines=60", "--no-hostname"], check=False).stdout
-                raise BedError(f"not within {limit:.0f} s: {what}\n{tail}")
+                text = what if isinstance(what, str) else what()
+                raise BedError(f"not within {limit:.0f} s: {text}\n{tail}")
             time.sleep(self.EVERY if every is None else every)
 
 

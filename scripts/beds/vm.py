@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-BOOT_LIMIT = 240.0
+BOOT_LIMIT = 600.0
 _FOLDERS = Path("/var/tmp")
 _PREFIX = "sparkd-vm-"
 
@@ -89,7 +89,7 @@ class Machine(Guest):
         BedError: it did not come up; with the end of its console.
     """
 
-    PATIENCE = 180.0  # everything takes its time on an emulated processor
+    PATIENCE = 300.0  # everything takes its time on an emulated processor
     EVERY = 0.3
 
     def __init__(
@@ -177,7 +177,7 @@ class Machine(Guest):
         self,
         command: Sequence[str] | str,
         *,
-        limit: float = 120.0,
+        limit: float = 300.0,
         check: bool = True,
         user: str | None = None,
         env: Mapping[str, str] | None = None,
@@ -252,7 +252,7 @@ class Machine(Guest):
             return self._answers[number]
 
     def _connect(self) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         line = socket.socket(socket.AF_UNIX)
         while True:
             try:

@@ -79,6 +79,11 @@ class Observer:
         """Anything may have changed."""
         self._everything_stale = True
 
+    @property
+    def has_news(self) -> bool:
+        """Whether something was marked since the last look, and systemd could be seen then."""
+        return bool(self._stale or self._everything_stale) and not self._blind
+
     def unit(self, name: str) -> UnitFacts | None:
         """A unit as last seen."""
         return self._units.get(name)

@@ -111,7 +111,7 @@ class Daemon:
         self._manager = Manager(
             self._supervisor, self._orders, self._systemd, files, self._database, self._alerter,
             places=self._applies, storage=self._storage, hands=self._hands,
-            after_apply=self._after_apply,
+            after_apply=self._after_apply, look=self._refresh,
         )  # fmt: skip
 
     def start(self) -> None:

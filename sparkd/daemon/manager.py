@@ -45,8 +45,9 @@ class Manager:
         storage: Worker,
         hands: Worker,
         after_apply: Callable[[], None],
+        look: Callable[[], None],
     ) -> None:
-        """`storage` owns the database; `hands` gives orders and writes units."""
+        """`storage` owns the database; `hands` gives orders and writes units; `look` looks anew."""
         self._supervisor = supervisor
         self._orders = orders
         self._systemd = systemd
@@ -57,6 +58,7 @@ class Manager:
         self._storage = storage
         self._hands = hands
         self._after_apply = after_apply
+        self._look = look
         self._applying = False
 
     def handlers(self) -> dict[str, Callable[[Call], None]]:
@@ -76,6 +78,10 @@ class Manager:
     # reading
 
     def _status(self, call: Call) -> None:
+        if self._supervisor.observer.has_news:
+            # systemd spoke before this question came, and the loop looks last: whoever asks when
+            # `systemctl start` has returned must not be shown what was before.
+            self._look()
         call.reply(_text(core_status.to_json(self._supervisor.status)))
 
     def _incidents(self, call: Call) -> None:

@@ -19,7 +19,7 @@ ORDERS_MAX = 64
 RESULTS_KEPT = 64
 """A job can end before its path has come back from the thread that queued it."""
 RECORD_S = 5.0
-"""How long after a failed start its end-of-life record is waited for."""
+"""How long the end-of-life record of a failed start is waited for once its unit is down."""
 LOST_S = 15.0
 """A unit without any job for so long has none: the signal of its end was lost."""
 
@@ -127,10 +127,12 @@ def _answer(order: Order, engine: EngineStatus | None, last: Record | None) -> N
 def _is_over(order: Order, engine: EngineStatus | None, last: Record | None) -> bool:
     if order.verb == "stop" or order.result == "done" or engine is None:
         return True
-    waited = time.monotonic() - order.ended
     unit = engine.facts.unit
     if unit is not None and unit.active_state == "deactivating":
+        # On a busy machine the post-mortem alone may take longer than the record is waited for.
+        order.ended = time.monotonic()
         return False
+    waited = time.monotonic() - order.ended
     return waited > RECORD_S or _died_of_it(order, last)
 
 

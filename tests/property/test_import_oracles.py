@@ -24,7 +24,9 @@ __all__ = ["oracle"]
 GENERATOR = Path("/usr/lib/systemd/user-environment-generators/30-systemd-environment-d-generator")
 BASH = Path("/bin/bash")
 RELAXED = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 PIECES = st.sampled_from(

@@ -185,7 +185,9 @@ ENGINE = st.fixed_dictionaries(
 
 @needs_systemd
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(engines=st.lists(ENGINE, min_size=1, max_size=8))
 def test_everything_comes_back_byte_for_byte(

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-SAFETY_SECONDS = 30.0
+SAFETY_SECONDS = 120.0
 POLL_SECONDS = 0.01
 
 

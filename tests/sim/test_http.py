@@ -6,7 +6,7 @@ import signal
 import socket
 
 import pytest
-from conftest import wait_until
+from conftest import SAFETY_SECONDS, wait_until
 
 MESSAGES = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
 
@@ -110,7 +110,7 @@ def test_metrics_move_with_requests(start):
 
 def test_requests_above_max_num_seqs_wait(start):
     engine = start("--max-num-seqs", "1", tokens_per_second=20).ready()
-    clients = [post_without_waiting(engine, tokens=200) for _ in range(3)]
+    clients = [post_without_waiting(engine, tokens=2000) for _ in range(3)]
     wait_until(lambda: engine.metric("vllm:num_requests_running") == 1, "a running request")
     wait_until(lambda: engine.metric("vllm:num_requests_waiting") == 2, "waiting requests")
     for client in clients:
@@ -122,16 +122,17 @@ def test_requests_above_max_num_seqs_wait(start):
 
 
 def test_statistics_line_falls_silent_when_idle(start):
-    engine = start(stats_seconds=0.2).ready()
+    # Both tokens come within one interval, whenever the request is taken in it.
+    engine = start(stats_seconds=2).ready()
     engine.complete(2)
     idle = "Avg generation throughput: 0.0 tokens/s, Running: 0 reqs, Waiting: 0 reqs"
     engine.has_said(idle)
     # A request makes the line come back: until then the second idle interval printed nothing.
     engine.complete(1)
-    wait_until(lambda: engine.output.count("Avg prompt throughput: 5.0 tokens/s") == 2, "a line")
+    wait_until(lambda: engine.output.count("Avg prompt throughput: 0.5 tokens/s") == 2, "a line")
     lines = [line for line in engine.output.splitlines() if "Avg prompt throughput" in line]
-    assert "Avg generation throughput: 10.0 tokens/s" in lines[0]
-    assert [idle in line for line in lines] == [False, True, False]
+    assert "Avg generation throughput: 1.0 tokens/s" in lines[0]
+    assert [idle in line for line in lines[:3]] == [False, True, False]
 
 
 def test_connections_are_kept_and_garbage_is_refused(start):
@@ -153,18 +154,21 @@ def test_a_stopped_core_is_a_real_hang(start):
     client = post_without_waiting(engine, tokens=500)
     wait_until(lambda: engine.metric("vllm:num_requests_running") == 1, "a running request")
     os.kill(engine.core(), signal.SIGSTOP)
+    with pytest.raises(TimeoutError):
+        engine.complete(1, timeout=0.5)
+    # What the core had made before is counted by now.
     before = engine.metric("vllm:generation_tokens_total")
     with pytest.raises(TimeoutError):
         engine.complete(1, timeout=0.5)
     assert engine.get("/health").status == 200
     assert engine.metric("vllm:num_requests_running") == 1
-    assert engine.metric("vllm:generation_tokens_total") - before <= 1
+    assert engine.metric("vllm:generation_tokens_total") == before
     client.close()
 
 
 def post_without_waiting(engine, tokens: int) -> socket.socket:
     body = json.dumps({"prompt": "x", "max_tokens": tokens}).encode()
-    sock = socket.create_connection(("127.0.0.1", engine.port), 10)
+    sock = socket.create_connection(("127.0.0.1", engine.port), SAFETY_SECONDS)
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
     sock.sendall(head.encode() + body)
     return sock

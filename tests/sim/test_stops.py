@@ -65,20 +65,21 @@ def test_a_clean_stop_under_load_has_the_traceback_of_a_death(start):
 
 
 def test_a_stop_that_drains(start):
-    engine = start("--shutdown-timeout", "20", tokens_per_second=50).ready()
-    client = post_without_waiting(engine, tokens=20)
+    engine = start("--shutdown-timeout", "100", tokens_per_second=50).ready()
+    client = post_without_waiting(engine, tokens=300)
     wait_until(lambda: engine.metric("vllm:num_requests_running") == 1, "a running request")
     engine.term()
     assert b"200 OK" in client.recv(4096)
     client.close()
     assert engine.exit_status() == 0
-    assert "mode=drain timeout=20s" in engine.output
+    assert "mode=drain timeout=100s" in engine.output
     assert "draining in-flight requests count=1" in engine.output
 
 
 def test_a_stop_of_a_frozen_engine_waits_for_its_clients(start):
     engine = start(death="hang", death_at_request=1).ready()
     client = post_without_waiting(engine, tokens=5)
+    wait_until(lambda: engine.get("/load").json() == {"server_load": 1}, "the request")
     # An engine counts as frozen once a request waited a second without a step.
     time.sleep(1.2)
     engine.term().has_said("Waiting for connections to close. (CTRL+C to force quit)")
@@ -88,7 +89,7 @@ def test_a_stop_of_a_frozen_engine_waits_for_its_clients(start):
 
 
 def test_the_first_sigterm_in_a_start_is_lost(start):
-    engine = start(load_seconds=1.0).has_said("Starting to load model")
+    engine = start(load_seconds=5.0).has_said("Starting to load model")
     engine.term().ready()
     assert engine.get("/health").status == 200
     assert_clean_stop(engine.term())
@@ -137,7 +138,7 @@ def test_a_deaf_engine_needs_sigkill(start):
 
 
 def test_a_slow_stop_is_still_a_clean_stop(start):
-    engine = start(stop_seconds=0.5).ready()
+    engine = start(stop_seconds=3).ready()
     engine.term().has_said("shutdown triggered")
     assert engine.process.poll() is None
     assert_clean_stop(engine)

@@ -13,6 +13,8 @@ from sparkd.core.events import Event
 STARTED = "39f53479d3a045ac8e11786248231fbf"
 """systemd's message: a unit's start job is done."""
 START_FAILED = "be02cf6855d2428ba40df7e9d022f03d"
+PROCESS_EXITED = "98e322203f7a4ed290d09fe03c09fe15"
+"""Of a unit's main process, or of its gate when that fails."""
 HELPERS = ("await-slot", "await-ready", "post-mortem", "thaw")
 TRACEBACK_LINES = 40
 HOST = """\
@@ -26,7 +28,10 @@ delay = "1s"
 
 
 class Interval(NamedTuple):
-    """The time in which a start was past ExecStartPre= and not ready; seconds since the epoch."""
+    """The time in which a start was past ExecStartPre=, lived and was not ready.
+
+    Seconds since the epoch.
+    """
 
     engine: str
     begin: float
@@ -85,7 +90,7 @@ budget = "60s"
         """Write what happens to the engine from its next start on."""
         self.push(f"/etc/sparkd-sim/{name}.json", json.dumps({"load_seconds": 1.0, **life}))
 
-    def ctl(self, *words: str, check: bool = True, limit: float = 120.0) -> Any:
+    def ctl(self, *words: str, check: bool = True, limit: float = 300.0) -> Any:
         return self.machine.run(["sparkctl", *words], check=check, limit=limit)
 
     def apply(self, *words: str) -> str:
@@ -137,44 +142,110 @@ budget = "60s"
             return json.loads(json.loads(asked.stdout)["data"][0])
         return json.loads(self.ctl(*words, "--json").stdout)
 
-    def until(self, name: str, *states: str, limit: float = 60.0) -> dict[str, Any]:
-        """Wait until sparkctl says that the engine is in one of these states."""
+    def until(
+        self,
+        name: str,
+        *states: str,
+        says: str = "",
+        other_than: str = "",
+        limit: float | None = None,
+    ) -> dict[str, Any]:
+        """Wait until sparkctl says that the engine is in one of these states.
+
+        `says` has to be part of its reason then, and `other_than` is a life that must be over.
+        """
+        seen: dict[str, Any] = {}
+
+        def there() -> bool:
+            seen.update(self.one(name))
+            is_other = seen["invocation_id"] != other_than
+            return seen["state"] in states and says in seen["reason"] and is_other
+
+        def what() -> str:
+            wanted = f"{' or '.join(states)}{says and f' and says {says!r}'}"
+            life = other_than and f" in another life than {other_than}"
+            last = f"{seen['state']}: {seen['reason']} ({seen['invocation_id']})"
+            return f"{name} is {wanted}{life}; at last it was {last}"
+
+        self.machine.wait_until(there, what, limit=limit)
+        assert seen["reason"], "every state carries its reason"
+        return seen
+
+    def until_dead(
+        self, name: str, count: int = 1, limit: float | None = None
+    ) -> list[dict[str, Any]]:
+        """Wait until so many unrequested ends of life of the engine are recorded; newest first.
+
+        What the status says of the last death is one of these, or a newer one, from then on.
+        """
+        rows: list[dict[str, Any]] = []
+
+        def there() -> bool:
+            rows[:] = [row for row in self.incidents(name) if not row["requested"]]
+            return len(rows) >= count
+
+        def what() -> str:
+            return f"{count} deaths of {name}; at last there were {[row['class'] for row in rows]}"
+
+        self.machine.wait_until(there, what, limit=limit)
+        return rows
+
+    def end_of(self, name: str, invocation: str) -> dict[str, Any]:
+        """Wait until the end of this life is on record, whoever asked for it.
+
+        A stop is over when systemd says so; the record comes by the journal, a moment later.
+        """
+
+        def there() -> dict[str, Any] | None:
+            rows = [row for row in self.incidents(name) if row["invocation_id"] == invocation]
+            return rows[0] if rows else None
+
+        return dict(self.machine.wait_until(there, f"the end of {name} {invocation} is on record"))
+
+    def until_down(self, name: str) -> None:
+        """Wait until systemd has nothing more to do with the unit: its post-mortem is over, too."""
+        shown: dict[str, str] = {}
+
+        def there() -> bool:
+            shown.clear()
+            shown.update(self.show(name, "ActiveState", "SubState", "Job"))
+            # The job's number: systemctl shows nothing of a unit that has none.
+            return shown["ActiveState"] in {"inactive", "failed"} and not shown.get("Job", "")
+
+        self.machine.wait_until(there, lambda: f"{unit(name)} is down; at last it was {shown}")
+
+    def boot(self, name: str) -> dict[str, Any]:
+        """What is on record of the start of the life that goes on; it comes by the journal, too."""
 
         def there() -> dict[str, Any] | None:
             seen = self.one(name)
-            return seen if seen["state"] in states else None
+            boot = seen["boot"]
+            return boot if boot and boot["invocation_id"] == seen["invocation_id"] else None
 
-        seen = self.machine.wait_until(there, f"{name} is {' or '.join(states)}", limit=limit)
-        assert seen["reason"], "every state carries its reason"
-        return dict(seen)
-
-    def until_dead(self, name: str, count: int = 1, limit: float = 60.0) -> list[dict[str, Any]]:
-        """Wait until so many unrequested ends of life of the engine are recorded."""
-
-        def there() -> list[dict[str, Any]] | None:
-            rows = [row for row in self.incidents(name) if not row["requested"]]
-            return rows if len(rows) >= count else None
-
-        return list(self.machine.wait_until(there, f"{count} deaths of {name}", limit=limit))
+        return dict(self.machine.wait_until(there, f"the start of {name} is on record"))
 
     def die(self, name: str, kind: str) -> None:
         """Make a serving engine die now."""
         body = json.dumps({"kind": kind})
         url = f"http://127.0.0.1:{self.ports[name]}/sim/die"
-        self.machine.run(["curl", "-sS", "-m", "5", "-d", body, url], check=False)
+        self.machine.run(["curl", "-sS", "-m", "30", "-d", body, url], check=False)
 
     def serves(self, name: str) -> bool:
         url = f"http://127.0.0.1:{self.ports[name]}/v1/models"
-        done = self.machine.run(["curl", "-sf", "-m", "3", url], check=False)
+        done = self.machine.run(["curl", "-sf", "-m", "20", url], check=False)
         return done.returncode == 0 and name in done.stdout
 
     def show(self, name: str, *properties: str) -> dict[str, str]:
         return dict(self.machine.show(unit(name), *properties))
 
     def intervals(self) -> list[Interval]:
-        """Every start's time between taking the slot and systemd calling it started or ended."""
+        """Every start's time between taking the slot and systemd calling it started or ended.
+
+        A start that fails is over when systemd has seen its process end: the slot is free from then
+        on, while its end of life is still being read and recorded.
+        """
         ended = (Event.END_OF_LIFE, Event.START_REFUSED)
-        ids = [Event.SLOT_TAKEN, *ended, STARTED, START_FAILED]
+        ids = [Event.SLOT_TAKEN, *ended, STARTED, START_FAILED, PROCESS_EXITED]
         entries = self.machine.journal(*(f"MESSAGE_ID={one}" for one in ids))
         open_starts: dict[str, float] = {}
         found = []

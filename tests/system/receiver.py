@@ -75,12 +75,18 @@ class Receiver:
         bodies = [request["body"] for request in self.requests()]
         return [body for body in bodies if kind in {"", body["kind"]}]
 
-    def until(self, kind: str, count: int = 1, limit: float = 90.0) -> list[dict[str, Any]]:
+    def until(self, kind: str, count: int = 1, limit: float = 240.0) -> list[dict[str, Any]]:
+        seen: list[dict[str, Any]] = []
+
         def there() -> list[dict[str, Any]] | None:
-            found = self.seen(kind)
+            seen[:] = self.seen()
+            found = [body for body in seen if kind in {"", body["kind"]}]
             return found if len(found) >= count else None
 
-        found = self.lab.machine.wait_until(there, f"{count} alerts of {kind}", limit=limit)
+        def what() -> str:
+            return f"{count} alerts of {kind}; at last there were {[b['title'] for b in seen]}"
+
+        found = self.lab.machine.wait_until(there, what, limit=limit)
         # Two destinations may be the same receiver; then only one of them has a credential.
         ids = [(request["auth"], request["body"]["id"]) for request in self.requests()]
         assert len(ids) == len(set(ids)), "none comes twice"

@@ -55,15 +55,15 @@ def test_a_first_start_is_cold_the_next_is_warm_and_an_upgrade_makes_it_cold(lab
     lab.engine("one", life={"load_seconds": 1.0})
     lab.apply()
     lab.ctl("start", "one", "--wait")
-    boot = lab.one("one")["boot"]
+    boot = lab.boot("one")
     assert (boot["kind"], "no start" in boot["kind_reason"]) == ("cold", True)
     assert len(learned(lab, "one")["starts"][0]["cold_peak_bytes"]) == 1
     lab.ctl("restart", "one", "--wait")
-    assert lab.one("one")["boot"]["kind"] == "warm"
+    assert lab.boot("one")["kind"] == "warm"
     lab.engine("one", serve="max-num-seqs = 7", life={"load_seconds": 1.0})
     lab.apply()
     lab.ctl("restart", "one", "--wait")
-    boot = lab.one("one")["boot"]
+    boot = lab.boot("one")
     assert boot["kind"] == "cold"
     assert "flags or environment" in boot["kind_reason"]
     assert "cold" in lab.ctl("status", "one").stdout
@@ -80,15 +80,11 @@ def test_a_learned_peak_that_does_not_fit_is_waited_for_and_then_passed_by(lab: 
     known["starts"][0]["warm_peak_bytes"] = [total]
     known["starts"][0]["cold_peak_bytes"] = [total]
     lab.push("/var/lib/sparkd/starts/one.json", json.dumps(known))
-    lab.limit_patience("one", 8)
+    lab.limit_patience("one", 20)
     lab.start_all("one")
-    lab.machine.wait_until(
-        lambda: "it takes at its peak" in lab.one("one")["reason"], "the start waits for its peak"
-    )
-    seen = lab.one("one")
-    assert seen["state"] == "waiting"
+    seen = lab.until("one", "waiting", says="it takes at its peak")
     assert "memory.floor" in seen["reason"]
-    lab.until("one", "ready", limit=60)
+    lab.until("one", "ready")
     lines = lab.machine.run(["journalctl", "--no-pager", "-o", "cat", "-u", unit("one")]).stdout
     assert "does not fit; going ahead on the estimate: " in lines
     assert "which vLLM claims" in lines
@@ -112,14 +108,12 @@ def test_memory_that_comes_back_late_is_waited_for(lab: Lab) -> None:
     lab.ctl("start", "one", "--wait")
     reserve_all_but(lab, size)
     lab.apply()
-    hog(lab, size, 30)
+    holder = hog(lab, size, 600)
     lab.machine.run(["kill", "-KILL", lab.show("one", "MainPID")["MainPID"]])
     lab.until_dead("one")
-    lab.machine.wait_until(
-        lambda: "memory-holder" in lab.one("one")["reason"], "the restart waits for the holder"
-    )
-    assert lab.one("one")["state"] == "waiting"
-    lab.until("one", "ready", limit=90)
+    lab.until("one", "waiting", says="memory-holder")
+    holder.kill()
+    lab.until("one", "ready")
     assert len([row for row in lab.incidents("one") if not row["requested"]]) == 1
 
 
@@ -153,7 +147,7 @@ def test_two_starts_and_a_guest_go_one_after_the_other(lab: Lab) -> None:
     ]  # fmt: skip
     machine.start_background(argv)
     for name in ("one", "two"):
-        lab.until(name, "ready", limit=90)
+        lab.until(name, "ready")
     machine.wait_until(
         lambda: any(g["state"] == "ready" for g in lab.status()["guests"]), "the guest is ready"
     )

@@ -49,8 +49,8 @@ def test_an_embedding_engine_is_warmed_up_with_an_embedding(lab: Lab) -> None:
     lab.engine("embed", serve='runner = "pooling"\nconvert = "embed"')
     lab.apply()
     lab.ctl("start", "embed", "--wait")
-    log = lab.machine.run(["journalctl", "--no-pager", f"--unit={unit('embed')}"]).stdout
-    assert "POST /v1/embeddings" in log
+    log = lab.machine.journal(f"--unit={unit('embed')}")
+    assert any("POST /v1/embeddings" in entry["MESSAGE"] for entry in log)
     assert lab.one("embed")["ready"] is True
 
 
@@ -61,14 +61,10 @@ def test_a_squatter_on_the_port_is_never_taken_for_the_engine(lab: Lab) -> None:
     lab.push("/root/squat.py", SQUATTER % port)
     squatter = lab.machine.start_background(["python3", "/root/squat.py"])
     try:
+        lab.machine.wait_until(lambda: lab.serves("nemotron"), "the squatter has the port")
         lab.machine.run(["systemctl", "start", "--no-block", unit("nemotron")])
-        waiting = lab.until("nemotron", "waiting")
-        seen = lab.machine.wait_until(
-            lambda: (s := lab.one("nemotron"))["reason"].startswith("waiting: port") and s,
-            "the holder of the port is named",
-        )
-        assert str(port) in seen["reason"]
-        assert "python3" in seen["reason"]
+        waiting = lab.until("nemotron", "waiting", says=f"waiting: port {port} ")
+        assert "python3" in waiting["reason"]
         assert waiting["ready"] is False
     finally:
         squatter.kill()
@@ -88,6 +84,7 @@ def test_the_wrong_model_is_held_at_once(lab: Lab) -> None:
     )
     lab.machine.run(["systemctl", "daemon-reload"])
     lab.machine.run(["systemctl", "start", unit("nemotron")], check=False)
+    lab.until_dead("nemotron")
     held = lab.until("nemotron", "held")
     assert held["last_death"]["class"] == "wrong-model"
     assert "serves nemotron" in held["reason"]
@@ -97,10 +94,9 @@ def test_a_stop_during_the_load_is_repeated_and_clean(lab: Lab) -> None:
     lab.engine("nemotron", life={"load_seconds": 60.0})
     lab.apply()
     lab.machine.run(["systemctl", "start", "--no-block", unit("nemotron")])
-    lab.machine.wait_until(
-        lambda: "loading weights" in lab.one("nemotron")["reason"], "it loads weights"
-    )
-    lab.machine.run(["systemctl", "stop", unit("nemotron")], limit=50)
+    life = lab.until("nemotron", "loading", says="loading weights")["invocation_id"]
+    lab.machine.run(["systemctl", "stop", unit("nemotron")])
+    assert lab.end_of("nemotron", life)["requested"] is True
     assert lab.until("nemotron", "stopped")["last_death"]["requested"] is True
     said = lab.machine.journal("SYSLOG_IDENTIFIER=await-ready")
     assert any("sending SIGTERM again" in entry["MESSAGE"] for entry in said)

@@ -6,6 +6,7 @@ applied and the process of sparkd's own unit compared with the same.
 """
 
 import json
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -119,16 +120,21 @@ def units(lab: Lab) -> Lab:
 
 def process(lab: Lab, unit: str) -> Process:
     """The main process of a unit that is being started or runs."""
+    return process_of(lab, unit, lambda: lab.machine.show(unit, "MainPID")["MainPID"])
+
+
+def process_of(lab: Lab, unit: str, main_pid: Callable[[], str]) -> Process:
+    """The process that is the unit's main one, as soon as it is the program."""
 
     def there() -> str | None:
-        pid = lab.machine.show(unit, "MainPID")["MainPID"]
+        pid = main_pid()
         if pid == "0":
             return None
         # Between fork and exec it is systemd's own.
         told = lab.machine.run(["cat", f"/proc/{pid}/cmdline"], check=False).stdout
         return pid if VLLM in told else None
 
-    pid = lab.machine.wait_until(there, f"{unit} has a process", limit=60)
+    pid = lab.machine.wait_until(there, f"{unit} has a process")
     argv = lab.machine.out(["cat", f"/proc/{pid}/cmdline"]).rstrip("\0").split("\0")
     rows = lab.machine.out(["cat", f"/proc/{pid}/environ"]).rstrip("\0\n").split("\0")
     assert argv[0] == "/bin/sh", "the stand-in is a script"
@@ -162,7 +168,7 @@ def test_a_named_unit_is_imported_as_systemd_starts_it(units: Lab) -> None:
         new = f"vllm-{engine['name']}.service"
         machine.run(["systemctl", "start", "--no-block", new])
         again = process(units, new)
-        machine.run(["systemctl", "stop", new], limit=120)
+        machine.run(["systemctl", "stop", new])
         assert again.argv == seen.argv, unit
         kept = {name: value for name, value in again.environment.items() if name in own}
         assert kept == own, unit
@@ -209,13 +215,12 @@ ExecStart={VLLM} serve ${{MODEL}} --host 127.0.0.1 --port 8305 --served-model-na
     machine.run(f"chown -R ada: /home/ada; systemctl start user@{number}.service")
     ask = f"XDG_RUNTIME_DIR=/run/user/{number} systemctl --user"
     machine.run(f"{ask} daemon-reload; {ask} start llm.service", user="ada")
-    pid = machine.out(f"{ask} show --property=MainPID --value llm.service", user="ada").strip()
-    argv = machine.out(["cat", f"/proc/{pid}/cmdline"]).rstrip("\0").split("\0")[1:]
-    rows = machine.out(["cat", f"/proc/{pid}/environ"]).rstrip("\0\n").split("\0")
+    main_pid = f"{ask} show --property=MainPID --value llm.service"
+    seen = process_of(units, "llm.service", lambda: machine.out(main_pid, user="ada").strip())
     engine = imported(units, f"{folder}/llm.service")
-    assert engine["argv"] == argv
-    seen = dict(row.split("=", 1) for row in rows)
+    assert engine["argv"] == seen.argv
+    has = seen.environment
     names = ("MODEL", "CACHE", "X")
-    assert [engine["environment"][name] for name in names] == [seen[name] for name in names]
-    assert seen["CACHE"] == "/home/ada/cache"
+    assert [engine["environment"][name] for name in names] == [has[name] for name in names]
+    assert has["CACHE"] == "/home/ada/cache"
     assert 'user = "ada"' in engine["config"]

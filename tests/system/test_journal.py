@@ -57,6 +57,7 @@ def test_a_flood_is_read_from_both_ends_and_a_cut_line_is_no_new_one(lab: Lab) -
         "ExecStart=/usr/bin/python3 -I /tmp/print.py\n",
     )
     machine.run(["systemctl", "start", "flood"])
+    machine.run(["journalctl", "--sync"])
     invocation = machine.show("flood.service", "InvocationID")["InvocationID"]
     seen = json.loads(machine.out(["python3", "/tmp/read.py", invocation]))
     every = list(range(5000))

@@ -12,7 +12,7 @@ from sparkd.core.end_of_life import UnitAtEnd
 pytestmark = [pytest.mark.system, pytest.mark.each_systemd]
 
 REPORT = """#!/bin/sh
-sleep "${PAUSE:-0}"
+while [ -e /run/hold ]; do sleep 0.05; done
 {
     systemctl show "$1" -p ExecMainExitTimestampMonotonic,ActiveEnterTimestampMonotonic \\
         -p ActiveExitTimestampMonotonic,InactiveExitTimestampMonotonic
@@ -20,22 +20,25 @@ sleep "${PAUSE:-0}"
     echo END
 } >> /tmp/ends
 """
+AWAIT = """
+await() { until [ "$(systemctl show --property=SubState --value t)" = "$1" ]; do sleep 0.05; done; }
+"""
+"""Nothing here counts on how fast the unit moves: what a case acts on is waited for."""
 FOREVER = "/bin/sleep 1000"
-SLOW = "/bin/sleep 5"
 FAILS = "/bin/sh -c 'sleep .2; exit 1'"
-GATE_SLOW_THE_SECOND_TIME = "/bin/sh -c 'test -e /run/second && sleep 5; touch /run/second'"
+GATE_HANGS_THE_SECOND_TIME = "/bin/sh -c 'test -e /run/second && sleep 1000; touch /run/second'"
 READY, NOT_READY = True, False
 ASKED, UNASKED = True, False
 
 CASES = {
     "stop": (
         {},
-        "systemctl start t; sleep .3; systemctl stop t",
+        "systemctl start t; systemctl stop t",
         [(ASKED, READY)],
     ),
     "restart": (
         {},
-        "systemctl start t; sleep .3; systemctl restart t",
+        "systemctl start t; systemctl restart t",
         [(ASKED, READY)],
     ),
     "stop after daemon-reload": (
@@ -45,49 +48,49 @@ CASES = {
     ),
     "exit 0, two lives": (
         {"main": "/bin/sleep .3"},
-        "systemctl start t; sleep 1.2",
+        "systemctl start t",
         [(UNASKED, READY)] * 2,
     ),
     "exit 0 after daemon-reexec": (
         {"main": "/bin/sleep .8"},
-        "systemctl start t; systemctl daemon-reexec; sleep 1.2",
+        "systemctl start t; systemctl daemon-reexec",
         [(UNASKED, READY)],
     ),
     "a stranger's signal": (
         {},
-        "systemctl start t; sleep .3; systemctl kill t; sleep .4",
+        "systemctl start t; systemctl kill t",
         [(UNASKED, READY)],
     ),
     "stop while the post-mortem of a death runs": (
-        {"main": "/bin/sleep .3", "pause": 1},
-        "systemctl start t; sleep .8; systemctl stop t",
+        {"main": "/bin/sleep .3"},
+        "touch /run/hold; systemctl start t; await stop-post; systemctl stop --no-block t",
         [(UNASKED, READY)],
     ),
     "restart while the post-mortem of a death runs": (
-        {"main": "/bin/sleep .5", "pause": 1},
-        "systemctl start t; sleep .9; systemctl restart --no-block t; sleep 1",
+        {"main": "/bin/sleep .3"},
+        "touch /run/hold; systemctl start t; await stop-post; systemctl restart --no-block t",
         [(UNASKED, READY)],
     ),
     "stop in start-pre": (
-        {"pre": SLOW},
-        "systemctl start --no-block t; sleep .3; systemctl stop t",
+        {"pre": FOREVER},
+        "systemctl start --no-block t; await start-pre; systemctl stop t",
         [(ASKED, NOT_READY)],
     ),
     "stop in start-post": (
-        {"post": SLOW},
-        "systemctl start --no-block t; sleep .3; systemctl stop t",
+        {"post": FOREVER},
+        "systemctl start --no-block t; await start-post; systemctl stop t",
         [(ASKED, NOT_READY)],
     ),
     "restart in start-post": (
-        {"post": SLOW},
-        "systemctl start --no-block t; sleep .3; systemctl restart --no-block t; sleep .4",
+        {"post": FOREVER},
+        "systemctl start --no-block t; await start-post; systemctl restart --no-block t",
         [(ASKED, NOT_READY)],
     ),
     "stop in start-post of the second life": (
-        {"post": GATE_SLOW_THE_SECOND_TIME},
+        {"post": GATE_HANGS_THE_SECOND_TIME},
         (
-            "systemctl start t; sleep .2; systemctl kill -s KILL --kill-whom=main t; "
-            "sleep 1; systemctl stop t"
+            "systemctl start t; systemctl kill -s KILL --kill-whom=main t; "
+            "await start-post; systemctl stop t"
         ),
         [(UNASKED, READY), (ASKED, NOT_READY)],
     ),
@@ -109,13 +112,12 @@ CASES = {
 }
 
 
-def unit_text(main=FOREVER, pre="", post="", restart="always", pause=0):
+def unit_text(main=FOREVER, pre="", post="", restart="always"):
     return "\n".join(
         [
             "[Service]",
             "Type=exec",
             "KillMode=mixed",
-            f"Environment=PAUSE={pause}",
             f"ExecStartPre={pre}",
             f"ExecStart={main}",
             f"ExecStartPost={post}",
@@ -149,8 +151,8 @@ def test_who_asked_for_the_end(bare_container: Container):
     for name, (unit, script, expected) in CASES.items():
         machine.push("/etc/systemd/system/t.service", unit_text(**unit))
         machine.out("rm -f /tmp/ends /run/second; systemctl daemon-reload; touch /tmp/ends")
-        machine.out(script)
-        deadline = time.monotonic() + 10
+        machine.out(f"{AWAIT}{script}; rm -f /run/hold")
+        deadline = time.monotonic() + 60
         while len(seen := list(ends(machine))) < len(expected) and time.monotonic() < deadline:
             time.sleep(0.1)
         if seen[: len(expected)] != expected:

@@ -12,6 +12,8 @@ from tests.system.lab import Lab, unit
 pytestmark = pytest.mark.system
 
 SHORT = '[hang]\nmode = "observe"\nafter = "5s"\ncanary = "5s"\n'
+PATIENT = '[hang]\nmode = "observe"\nafter = "15s"\ncanary = "10s"\n'
+"""Where nothing hangs, and a busy machine must not make it look so."""
 ACT = '[hang]\nmode = "act"\nafter = "5s"\nact-after = "10s"\ncanary = "5s"\n'
 
 
@@ -37,15 +39,14 @@ def test_dead_inside_alive_outside_is_ended_and_restarted(lab: Lab) -> None:
     life = ready(lab, "zombie", "")
     # The simulated engine obeys vLLM's own variable: its server outlives its engine for ever.
     lab.die("zombie", "keep-alive")
-    death = lab.until_dead("zombie", limit=90)[0]
+    death = lab.until_dead("zombie", limit=240)[0]
     assert death["invocation_id"] == life
     assert death["requested"] is False
     assert death["action"] == "restart"
     assert "its process has not ended" in death["reason"]
     assert death["class"] not in {"external-sigterm", ""}
     assert death["evidence"]
-    again = lab.until("zombie", "ready")
-    assert again["invocation_id"] != life
+    again = lab.until("zombie", "ready", other_than=life)
     assert again["restarts"]["used"] == 1
     assert len(lab.incidents("zombie")) == 1
     assert len(events(lab, Event.ENDED_BY_SPARKD)) == 1
@@ -63,14 +64,14 @@ def test_a_fatal_line_alone_ends_nothing(lab: Lab) -> None:
     lab.push("/tmp/line", line + "\n")
     lab.machine.run(
         f"echo $$ > /sys/fs/cgroup{cgroup}/cgroup.procs"
-        " && { cat /tmp/line; sleep 2; } | systemd-cat --identifier=vllm"
+        " && { cat /tmp/line; sleep 5; } | systemd-cat --identifier=vllm"
     )
     logged = [e for e in lab.machine.journal() if e.get("MESSAGE") == line]
     assert [e["_SYSTEMD_UNIT"] for e in logged] == [unit("quoted")]
     asked = lab.machine.wait_until(
         lambda: [e for e in lab.machine.journal() if '"GET /health' in e.get("MESSAGE", "")][2:],
         "sparkd asks the engine about it",
-        limit=90,
+        limit=240,
     )
     assert asked
     lab.machine.run(["sleep", "20"])
@@ -108,8 +109,13 @@ def test_a_stall_that_ends_by_itself_is_learned(lab: Lab) -> None:
     assert back["invocation_id"] == life
     told = lab.machine.wait_until(lambda: events(lab, Event.RECOVERED), "recovery is told")
     assert json.loads(told[0]["SPARKD_RECORD"])["seconds"] > 15
-    learned = json.loads(lab.machine.read("/var/lib/sparkd/watch/sleepy.json"))
-    assert learned["longest_stall"] > 15
+    # It is told first and remembered then.
+    learned = "/var/lib/sparkd/watch/sleepy.json"
+    lab.machine.wait_until(
+        lambda: lab.machine.run(["test", "-e", learned], check=False).returncode == 0,
+        "it is remembered",
+    )
+    assert json.loads(lab.machine.read(learned))["longest_stall"] > 15
     lab.machine.run(["systemctl", "restart", "sparkd"])
     lab.machine.wait_until(
         lambda: (lab.one("sleepy")["progress"] or {}).get("longest_recovered_stall_seconds"),
@@ -120,7 +126,7 @@ def test_a_stall_that_ends_by_itself_is_learned(lab: Lab) -> None:
 def test_a_hang_is_ended_where_acting_is_allowed_with_evidence_first(lab: Lab) -> None:
     life = ready(lab, "frozen", ACT)
     lab.die("frozen", "hang")
-    death = lab.until_dead("frozen", limit=120)[0]
+    death = lab.until_dead("frozen", limit=300)[0]
     assert death["invocation_id"] == life
     assert death["class"] == "frozen-engine-health-200"
     assert death["requested"] is False
@@ -153,30 +159,30 @@ def engine_core(lab: Lab, name: str) -> str:
 def test_busy_idle_locked_and_switched_off_are_not_hung(lab: Lab) -> None:
     lab.machine.push("/etc/sparkd/secrets/key", "k-1", mode=0o600)
     key = '[credentials]\nVLLM_API_KEY = "/etc/sparkd/secrets/key"\n'
-    lab.engine("idle", extra=SHORT, order=1, life={"load_seconds": 0.3})
-    lab.engine("locked", extra=SHORT + key, order=2, life={"load_seconds": 0.3})
+    lab.engine("idle", extra=PATIENT, order=1, life={"load_seconds": 0.3})
+    lab.engine("locked", extra=PATIENT + key, order=2, life={"load_seconds": 0.3})
     lab.engine("unasked", extra='[hang]\nmode = "off"\n', order=3, life={"load_seconds": 0.3})
-    lab.engine("busy", extra=SHORT, order=4, life={"load_seconds": 0.3, "tokens_per_second": 2})
+    lab.engine("busy", extra=PATIENT, order=4, life={"load_seconds": 0.3, "tokens_per_second": 2})
     lab.apply()
     lab.ctl("start", "idle", "locked", "unasked", "busy", "--wait")
-    body = json.dumps({"model": "busy", "prompt": "x", "max_tokens": 60})
+    body = json.dumps({"model": "busy", "prompt": "x", "max_tokens": 100})
     url = f"http://127.0.0.1:{lab.ports['busy']}/v1/completions"
-    asking = lab.machine.start_background(["curl", "-s", "-m", "60", "-d", body, url])
+    asking = lab.machine.start_background(["curl", "-s", "-m", "110", "-d", body, url])
     lab.die("unasked", "hang")
-    lab.machine.run(["sleep", "25"])
+    lab.machine.run(["sleep", "45"])
     assert {e["name"]: e["state"] for e in lab.status()["engines"]} == dict.fromkeys(
         ("idle", "locked", "unasked", "busy"), "ready"
     )
     assert events(lab, Event.STALLED) == []
     for name in ("idle", "locked", "busy"):
         progress = lab.one(name)["progress"]
-        assert lab.status()["time"] - progress["last_progress"] < 20, (name, progress)
+        assert lab.status()["time"] - progress["last_progress"] < 25, (name, progress)
     assert asking.wait() == 0
 
 
 def test_an_operators_stop_of_a_hung_engine_is_requested_and_bounded(lab: Lab) -> None:
     ready(lab, "deaf", SHORT, deaf=True)
-    lab.push(f"/etc/systemd/system/{unit('deaf')}.d/t.conf", "[Service]\nTimeoutStopSec=5\n")
+    lab.push(f"/etc/systemd/system/{unit('deaf')}.d/t.conf", "[Service]\nTimeoutStopSec=20\n")
     lab.machine.run("systemctl daemon-reload")
     lab.ctl("stop", "deaf", "--wait")
     lab.until("deaf", "stopped")
@@ -191,16 +197,15 @@ def test_an_operators_stop_of_a_hung_engine_is_requested_and_bounded(lab: Lab) -
 @pytest.mark.each_systemd
 def test_a_child_that_does_not_end_when_its_unit_is_stopped_is_named(lab: Lab) -> None:
     """Both are deaf to SIGTERM: vLLM's server would kill an EngineCore that alone is (seen)."""
-    ready(lab, "one", SHORT, deaf=True)
-    ready(lab, "polite", SHORT)
-    lab.push(f"/etc/systemd/system/{unit('one')}.d/t.conf", "[Service]\nTimeoutStopSec=5\n")
+    lives = {
+        "one": ready(lab, "one", SHORT, deaf=True),
+        "polite": ready(lab, "polite", SHORT),
+    }
+    lab.push(f"/etc/systemd/system/{unit('one')}.d/t.conf", "[Service]\nTimeoutStopSec=20\n")
     lab.machine.run("systemctl daemon-reload")
     core, main = engine_core(lab, "one"), lab.show("one", "MainPID")["MainPID"]
     lab.machine.run(["systemctl", "stop", unit("one"), unit("polite")])
-    last = {
-        name: lab.machine.wait_until(lambda n=name: lab.one(n)["last_death"], f"{name} has stopped")
-        for name in ("one", "polite")
-    }
+    last = {name: lab.end_of(name, life) for name, life in lives.items()}
     assert (last["one"]["class"], last["one"]["requested"]) == ("stop-timed-out", True)
     told = f"VLLM::EngineCor (PID {core})"
     assert told in last["one"]["reason"]

@@ -317,7 +317,7 @@ def test_a_command_that_fails_did_not_take_it(tmp_path: Path) -> None:
 def test_a_command_that_hangs_is_killed_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alert_delivery, "COMMAND_S", 1.0)
+    monkeypatch.setattr(alert_delivery, "COMMAND_S", 5.0)
     command = program(tmp_path, f"sleep 300 & echo $! >{tmp_path}/child; wait")
     assert not alert_delivery.run(command, death(), "h", time.time()).taken
     child = int((tmp_path / "child").read_text())

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The daemon's parts that need no systemd: loop, workers, orders, single instance, log."""
 
+import json
 import os
 import queue
 import signal
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from sparkd.daemon import log
 from sparkd.daemon.daemon import StartError
 from sparkd.daemon.loop import Loop
 from sparkd.daemon.main import only_instance
+from sparkd.daemon.manager import Manager
 from sparkd.daemon.orders import Answer, Order, Orders
 from sparkd.daemon.worker import BusyError, Done, Results, Worker
 from tests.unit.status_facts import engine, facts, record, unit
@@ -224,6 +227,20 @@ def test_a_failed_start_waits_for_the_post_mortem_and_tells_its_reason() -> None
     assert answer.reason.endswith("fix it")
 
 
+def test_a_slow_post_mortem_takes_nothing_from_the_wait_for_its_record() -> None:
+    waiting = Waiting("start")
+    waiting.unit = unit("a", active_state="deactivating", sub_state="stop-post")
+    waiting.orders.job_ended(JobResult("/job/1", "vllm-a.service", "canceled"))
+    waiting.order.ended -= 60
+    waiting.settle()
+    waiting.unit = unit("a", active_state="inactive", sub_state="dead")
+    waiting.settle()
+    assert waiting.told == [], "its record is on its way"
+    waiting.last = record(time=waiting.order.given_wall + 1, reason="bad flag")
+    waiting.settle()
+    assert waiting.told[0].reason.startswith("bad flag; ")
+
+
 def test_a_reason_is_told_once() -> None:
     waiting = Waiting("start")
     waiting.orders.job_ended(JobResult("/job/1", "vllm-a.service", "failed"))
@@ -275,6 +292,30 @@ def test_a_stop_that_was_carried_out_is_handed_back_once() -> None:
     waiting.orders.job_ended(JobResult("/job/1", "vllm-a.service", "done"))
     assert waiting.settle() == ["vllm-a.service"]
     assert waiting.settle() == []
+
+
+# the answers
+
+
+@pytest.mark.parametrize("has_news", [True, False])
+def test_a_status_shows_what_systemd_had_said_before_it_was_asked_for(*, has_news: bool) -> None:
+    shown = SimpleNamespace(
+        status=build(facts(engine("a", unit=unit("a", active_state="inactive")))),
+        observer=SimpleNamespace(has_news=has_news),
+    )
+
+    def look() -> None:
+        shown.status = build(facts(engine("a")))
+
+    rest: Any = None
+    manager = Manager(
+        shown, Orders(), rest, rest, rest, rest,  # type: ignore[arg-type]
+        places=rest, storage=rest, hands=rest, after_apply=rest, look=look,
+    )  # fmt: skip
+    told: list[str] = []
+    manager.handlers()["Status"](SimpleNamespace(reply=told.append))  # type: ignore[arg-type]
+    [engine_shown] = json.loads(told[0])["engines"]
+    assert engine_shown["state"] == ("ready" if has_news else "stopped")
 
 
 # one instance, and its log

@@ -119,6 +119,21 @@ def test_only_what_was_marked_is_read_again(bed: Bed) -> None:
     assert sorted(bed.systemd.asked[1:]) == ["vllm-a.service", "vllm-b.service"]
 
 
+def test_what_was_marked_is_news_until_it_was_looked_at(bed: Bed) -> None:
+    bed.configure("one")
+    assert bed.observer.has_news, "nothing was looked at yet"
+    bed.observer.look()
+    assert not bed.observer.has_news
+    bed.observer.mark("vllm-one.service")
+    assert bed.observer.has_news
+    bed.systemd.silent = True
+    bed.observer.look()
+    assert not bed.observer.has_news, "nobody has to wait for a systemd that does not answer"
+    bed.systemd.silent = False
+    bed.observer.look()
+    assert not bed.observer.has_news
+
+
 def test_without_an_answer_the_last_known_state_stays_and_is_marked(bed: Bed) -> None:
     bed.configure("a")
     bed.see("a")

@@ -52,7 +52,7 @@ VLLM_NO_USAGE_STATS = "1"
 [credentials]
 {pairs}
 [ready]
-budget = "240s"
+budget = "600s"
 warmup = {str(warmup).lower()}
 """,
         )

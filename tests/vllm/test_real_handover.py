@@ -31,7 +31,7 @@ def test_a_real_engine_serves_on_through_the_hand_over(real_lab: RealLab) -> Non
     lab.machine.run("install -d -o vllm -g vllm /var/cache/vllm/mine")
     lab.push("/etc/systemd/system/mine.service", unit)
     lab.machine.run("systemctl daemon-reload && systemctl enable --now mine.service")
-    lab.machine.wait_until(lambda: lab.serves("mine"), "the old unit serves", limit=300)
+    lab.machine.wait_until(lambda: lab.serves("mine"), "the old unit serves", limit=900)
     pid = lab.machine.show("mine.service", "MainPID")["MainPID"]
 
     lab.ctl("import", "--replace", "--adopt-running", "mine.service")
@@ -39,7 +39,7 @@ def test_a_real_engine_serves_on_through_the_hand_over(real_lab: RealLab) -> Non
     assert shown == {"MainPID": pid, "NRestarts": "0", "ActiveState": "active"}
     assert lab.complete("mine").stdout.startswith("200")
 
-    lab.ctl("restart", "mine", "--wait", limit=400)
+    lab.ctl("restart", "mine", "--wait", limit=900)
     assert lab.one("mine")["state"] == "ready"
     assert lab.machine.show("mine.service", "ActiveState") == {"ActiveState": "inactive"}
     assert lab.complete("mine").stdout.startswith("200")

@@ -2,10 +2,14 @@
 // Stands in for a compiler: takes memory little by little, works on it, keeps it, gives it back.
 //
 //   cicc MEGABYTES MILLISECONDS OUTPUT    MILLISECONDS of CPU time, so a frozen one does not age
+//
+// A real one takes gigabytes in many more seconds than this takes its megabytes in.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+static const long GROWS_MS = 1800;
 
 static long cpu_ms(void) {
     struct timespec now;
@@ -20,8 +24,8 @@ int main(int argc, char **argv) {
     unsigned long sum = 0;
     char **parts = calloc(megabytes, sizeof *parts);
     while (cpu_ms() < until) {
-        // It grows for three quarters of its life and then works with all it has.
-        long due = megabytes * cpu_ms() * 4 / (until * 3);
+        // It grows first and then works with all it has.
+        long due = megabytes * cpu_ms() / GROWS_MS;
         while (grown < megabytes && grown < due) {
             parts[grown] = malloc(1 << 20);
             if (parts[grown] == NULL) return 1;

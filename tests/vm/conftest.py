@@ -27,7 +27,7 @@ def stand_in(
     program = tmp_path_factory.mktemp("cicc") / "cicc"
     source = Path(__file__).with_name("cicc.c")
     argv = ["gcc", "-O1", "-static", "-Wall", "-Werror", "-o", str(program), str(source)]
-    subprocess.run(argv, check=True, timeout=60)
+    subprocess.run(argv, check=True, timeout=300)
     return program
 
 
@@ -49,7 +49,7 @@ def field_of(
                     "/usr/bin/earlyoom": rootfs.tool_from_package("earlyoom", "usr/bin/earlyoom"),
                 }
                 layers = rootfs.with_package(suite, deb)
-                machine = Machine(layers, memory_mb=MEMORY_MB, files=files, limit=4500)
+                machine = Machine(layers, memory_mb=MEMORY_MB, files=files, limit=9000)
                 fields[suite] = Field(stack.enter_context(machine))
             return fields[suite]
 

@@ -46,6 +46,7 @@ import sys, time
 leave, seconds = map(int, sys.argv[1:])
 row = next(line for line in open("/proc/meminfo") if line.startswith("MemAvailable"))
 kept = [b"x" * (1 << 20) for _ in range(int(row.split()[1]) // 1024 - leave)]
+open("/run/hog", "w").close()
 time.sleep(seconds)
 """
 
@@ -76,16 +77,17 @@ class Field(Lab):
     def serve(self, name: str, **more: Any) -> str:
         """Have an engine that serves; returns its invocation. "chat" stays for later tests."""
         if name == "chat" and name in self.ports and not more:
-            return str(self.until(name, "ready", limit=180)["invocation_id"])
+            return str(self.until(name, "ready")["invocation_id"])
         self.engine(name, **more)
         self.apply()
-        self.ctl("start", name, limit=180)
-        return str(self.until(name, "ready", limit=180)["invocation_id"])
+        self.ctl("start", name)
+        return str(self.until(name, "ready")["invocation_id"])
 
-    def storm(self, folder: str, *, megabytes: int = JOB_MB, milliseconds: int = 2400) -> str:
+    def storm(self, folder: str, *, megabytes: int = JOB_MB, milliseconds: int = 4800) -> str:
         """A build of 20 files; returns the command that runs all of them at a time.
 
-        Each grows within two seconds of CPU time, where a real one takes gigabytes in many more.
+        Each grows within two seconds of CPU time and goes on with what it has, so that what a guard
+        does about all of them can be seen before the first are done, however slow it is to look.
         """
         rule = f"rule cc\n  command = /opt/cuda/bin/cicc {megabytes} {milliseconds} $out\n"
         builds = "".join(f"build o{number}: cc\n" for number in range(JOBS))
@@ -103,6 +105,17 @@ class Field(Lab):
         lines = self.machine.out(["ps", "-eo", "stat=,comm="]).splitlines()
         rows = [line.split() for line in lines]
         return "".join(row[0][0] for row in rows if row[1] == "cicc")
+
+    def until_frozen(self, count: int) -> str:
+        """Wait until so many compilers are stopped; the states of all of them then."""
+        seen = [""]
+
+        def frozen() -> str:
+            seen[0] = self.compilers()
+            return seen[0] if seen[0].count("T") >= count else ""
+
+        what = f"{count} compilers are frozen"
+        return str(self.machine.wait_until(frozen, lambda: f"{what}; at last: {seen[0]!r}"))
 
     def now(self) -> str:
         return str(self.machine.out(["date", "+%s.%N"]))
@@ -132,12 +145,16 @@ class Field(Lab):
         entries = self.machine.journal(f"MESSAGE_ID={event}", f"--since=@{self.begun}")
         return [entry["SPARKD_REASON"] for entry in entries]
 
-    def hog(self, leave_mb: int, seconds: int = 600) -> None:
+    def hog(self, leave_mb: int, seconds: int = 3600) -> None:
         """Take memory until only so much is available, and keep it for so long."""
         self.push("/bed/memory-holder", HOG)
         self.machine.run(
-            "chmod 755 /bed/memory-holder; systemd-run --quiet --unit=hog"
+            "chmod 755 /bed/memory-holder; rm -f /run/hog; systemd-run --quiet --unit=hog"
             f" --property=OOMScoreAdjust=-1000 /bed/memory-holder {leave_mb} {seconds}"
+        )
+        self.machine.wait_until(
+            lambda: self.machine.run(["test", "-e", "/run/hog"], check=False).returncode == 0,
+            "the memory is taken",
         )
 
     def available_mb(self) -> int:
@@ -147,7 +164,7 @@ class Field(Lab):
 
     def answers(self, name: str) -> bool:
         url = f"http://127.0.0.1:{self.ports[name]}/health"
-        asked = self.machine.run(["curl", "-fsS", "-m", "20", url], check=False)
+        asked = self.machine.run(["curl", "-fsS", "-m", "60", url], check=False)
         return bool(asked.returncode == 0)
 
     def memory_steps(self) -> list[str]:
@@ -155,6 +172,17 @@ class Field(Lab):
             "MESSAGE_ID=5b0f6a1c9d3e4c0b8a2f7e6d1c4b9a13", f"--since=@{self.begun}"
         )
         return [entry["SPARKD_STEP"] for entry in entries]
+
+    def until_relaxed(self) -> list[str]:
+        """Wait until the guard says that memory is back; its steps up to then."""
+        steps: list[str] = []
+
+        def relaxed() -> bool:
+            steps[:] = self.memory_steps()
+            return "relax" in steps
+
+        self.machine.wait_until(relaxed, lambda: f"memory is back; the guard's steps: {steps}")
+        return steps[: steps.index("relax")]
 
     def clean(self) -> None:
         """End what tests leave, and have sparkd run as configured at first."""
@@ -168,12 +196,12 @@ class Field(Lab):
             " pkill -KILL -x ninja; pkill -KILL -x cicc;"
             " rm -rf /etc/systemd/system/vllm-*.service.d /run/systemd/system/sparkd.service.d",
             check=False,
-            limit=180,
+            limit=600,
         )
         for name in others:
             del self.ports[name]
             self.machine.run(["rm", "-f", f"/etc/sparkd/engines.d/{name}.toml"])
-        self.machine.run("systemctl daemon-reload; systemctl start sparkd", limit=180)
+        self.machine.run("systemctl daemon-reload; systemctl start sparkd")
         if others or self.changed:
             self.configure()
             self.apply()
