@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """sd_notify(3): what a process tells the systemd that started it."""
 
+import contextlib
+
 from systemd._daemon import notify as _notify  # the C part: `systemd.daemon` imports much more
 
 
 def send(*assignments: str) -> None:
-    """Send 'KEY=value' lines; nothing happens when systemd did not start this process."""
-    _notify("\n".join(assignments))
+    """Send 'KEY=value' lines; nothing happens when systemd did not start this process.
+
+    A line that cannot be sent is lost: a gate that knows its answer must not fail over telling how
+    far it is. systemd refuses for a moment when it dies under us (seen: a host that goes down).
+    """
+    with contextlib.suppress(OSError):
+        _notify("\n".join(assignments))
 
 
 def status(text: str, *, extend_s: float = 0.0) -> None:

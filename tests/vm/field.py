@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A virtual machine with sparkd, simulated engines and storms of stand-in compilers."""
 
-import json
 from typing import Any
 
 from tests.system.lab import Lab
