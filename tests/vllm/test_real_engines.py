@@ -59,7 +59,6 @@ def test_the_crash_that_exits_0(real_lab: RealLab) -> None:
     assert len(lab.incidents("doomed")) == 3
 
 
-@pytest.mark.each_systemd
 def test_two_real_and_three_simulated_start_one_at_a_time(real_lab: RealLab) -> None:
     lab = real_lab
     for at, name in enumerate(["real-a", "real-b"]):
