@@ -32,7 +32,6 @@ from beds.rootfs import Layers, host_has
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
 
 T = TypeVar("T")
 
@@ -103,17 +102,6 @@ class Container(Guest):
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Container:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # --- life ------------------------------------------------------------------------------
 

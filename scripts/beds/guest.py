@@ -13,6 +13,8 @@ from beds.cache import BedError
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
+    from typing import Self
 
 T = TypeVar("T")
 
@@ -33,6 +35,21 @@ class Guest(ABC):
     """Seconds that `wait_until` waits unless told otherwise: only what is broken takes so long."""
     EVERY: ClassVar[float] = 0.1
     """Seconds between two of its questions: each is a process in the guest."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Kill the guest and remove every trace of it. May be called twice."""
 
     @abstractmethod
     def run(

@@ -31,7 +31,6 @@ from beds.rootfs import Layers, host_has
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from types import TracebackType
 
 T = TypeVar("T")
 
@@ -141,17 +140,6 @@ class Machine(Guest):
             raise
         finally:
             initrd.unlink(missing_ok=True)
-
-    def __enter__(self) -> Machine:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Kill the machine and remove every trace of it. May be called twice."""

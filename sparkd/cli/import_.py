@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from sparkd.adapters.config_files import CONFIG_DIRECTORY, ENGINE_DIRECTORY, HOST_FILE
 from sparkd.adapters.launch_files import HostSurroundings, SourceError, documents
 from sparkd.adapters.new_files import ChangedError, create, extend
+from sparkd.cli import engine_file
 from sparkd.cli.exits import CliError, Exit
 from sparkd.cli.terminal import neutralise
 from sparkd.core.config import Source
@@ -193,20 +194,13 @@ def _outcomes(plan: "Plan", directory: Path, *, write: bool) -> list[str]:
 
 
 def _outcome(engine: "Proposal", directory: Path, *, write: bool) -> str:
-    path = directory / f"{engine.name}.toml"
-    if path.exists():
-        return f"not written: {path} exists"
-    if not engine.is_applicable:
-        return "not written: `sparkctl apply` would refuse it as it stands; see the notes"
-    if not write:
-        return f"would be written to {path} with --write"
-    try:
-        create(path, engine.config)
-    except FileExistsError:
-        return f"not written: {path} exists"
-    except OSError as error:
-        return f"not written: {path}: {error.strerror}"
-    return f"written to {path}"
+    obstacle = "`sparkctl apply` would refuse it as it stands; see the notes"
+    return engine_file.outcome(
+        directory / f"{engine.name}.toml",
+        engine.config,
+        obstacle="" if engine.is_applicable else obstacle,
+        write=write,
+    )
 
 
 def _keep(tenants: "Sequence[TenantProposal]", host: Source, *, write: bool) -> list[str]:

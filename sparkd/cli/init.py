@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from sparkd.adapters import inventory, lint_facts, proc
 from sparkd.adapters.config_files import CONFIG_DIRECTORY, ENGINE_DIRECTORY, read_sources
-from sparkd.adapters.new_files import create
+from sparkd.cli import engine_file
 from sparkd.cli.answers import print_json
 from sparkd.cli.exits import CliError, Exit
 from sparkd.cli.terminal import neutralise
@@ -118,22 +118,13 @@ def _errors(sources: Sequence[Source], proposals: Sequence[Proposal], total: int
 
 
 def _outcome(proposal: Proposal, plan: Plan, folder: Path, *, write: bool) -> str:
-    path = folder / f"{proposal.name}.toml"
-    if path.exists():
-        return f"not written: {path} exists"
+    obstacle = ""
     if plan.errors:
-        return "not written: `sparkctl apply` would refuse it"
-    if not plan.environments:
-        return "not written: no environment with vLLM was found; name one with --venv"
-    if not write:
-        return f"would be written to {path} with --write"
-    try:
-        create(path, proposal.text)
-    except FileExistsError:
-        return f"not written: {path} exists"
-    except OSError as error:
-        return f"not written: {path}: {error.strerror}"
-    return f"written to {path}"
+        obstacle = "`sparkctl apply` would refuse it"
+    elif not plan.environments:
+        obstacle = "no environment with vLLM was found; name one with --venv"
+    path = folder / f"{proposal.name}.toml"
+    return engine_file.outcome(path, proposal.text, obstacle=obstacle, write=write)
 
 
 def _json(plan: Plan, outcomes: Sequence[str]) -> dict[str, Any]:
