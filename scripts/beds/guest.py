@@ -33,7 +33,7 @@ class Guest(ABC):
 
     PATIENCE: ClassVar[float] = 120.0
     """Seconds that `wait_until` waits unless told otherwise: only what is broken takes so long."""
-    EVERY: ClassVar[float] = 0.1
+    EVERY: ClassVar[float] = 0.2
     """Seconds between two of its questions: each is a process in the guest."""
 
     def __enter__(self) -> Self:
