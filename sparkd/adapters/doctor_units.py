@@ -4,9 +4,8 @@
 import contextlib
 import os
 import pwd
-import re
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from sparkd.adapters import clock, container_files, database, proc, starts
@@ -21,7 +20,6 @@ from sparkd.core.doctor import containers, driver
 from sparkd.core.doctor import last_boot as last_boot_rules
 from sparkd.core.doctor.containers import Container
 from sparkd.core.doctor.origins import DropIn
-from sparkd.core.doctor.ports import containers_started, published
 from sparkd.core.doctor.units import TARGET, Facts, Host, Rival
 from sparkd.core.importing.unit_text import Fragment, parse
 from sparkd.core.schema import ENGINE_NAME
@@ -33,7 +31,6 @@ _SYSTEM_UNITS = (
 )  # fmt: skip
 _CRONTABS = ("/etc/crontab", "/etc/cron.d", "/var/spool/cron/crontabs", "/var/spool/cron")
 _USERS_UNITS = ("systemd/user", "containers/systemd")
-_HOST_NETWORK = re.compile(r"(?m)^Network\s*=\s*host\b|--net(?:work)?[= ]host\b")
 _MAX_BYTES = 1 << 20
 _MAX_FILES = 5000
 # What `systemctl show` calls differently than a unit file.
@@ -269,12 +266,12 @@ def rivals() -> Iterator[Rival]:
     """Everything outside of sparkd's own units that would start a server by itself."""
     homes = _homes()
     found = list(container_files.containers(homes))
-    yield from _unit_files(homes, {one.name: one for one in found})
+    yield from _unit_files(homes, found)
     yield from _cron()
     yield from filter(None, map(containers.rival, found))
 
 
-def _unit_files(homes: Sequence[Path], known: Mapping[str, Container]) -> Iterator[Rival]:
+def _unit_files(homes: Sequence[Path], known: Sequence[Container]) -> Iterator[Rival]:
     users = [f"{home}/.config/{kind}" for home in homes for kind in _USERS_UNITS]
     folders = (*_SYSTEM_UNITS, "/etc/systemd/user", *users, "/etc/containers/systemd")
     for folder in folders:
@@ -282,23 +279,11 @@ def _unit_files(homes: Sequence[Path], known: Mapping[str, Container]) -> Iterat
             text = _text(file)
             if text is None or "[X-Sparkd]" in text:
                 continue
-            started = [known[name] for name in containers_started(text) if name in known]
-            if "vllm" not in text and not started:
-                continue
             kind = "user unit" if "/user" in folder or "/.config/" in folder else "unit"
-            ports = {*_published(text), *(port for one in started for port in one.published)}
-            # Behind a network of its own only published ports are the host's.
-            own = "" if file.suffix == ".container" and not _HOST_NETWORK.search(text) else text
-            lines = (own, *(" ".join(one.command) for one in started if one.host_network))
-            yield Rival(f"{kind} {file}", "\n".join(lines), tuple(sorted(ports)))
-
-
-def _published(text: str) -> Iterator[int]:
-    """Host ports of a quadlet's PublishPort=[IP:]HOST:CONTAINER."""
-    for line in text.splitlines():
-        key, _, value = line.partition("=")
-        if key.strip() == "PublishPort":
-            yield from published(value)
+            is_quadlet = file.suffix == ".container"
+            seen = containers.unit_rival(f"{kind} {file}", text, known, is_quadlet=is_quadlet)
+            if seen is not None:
+                yield seen
 
 
 def _homes() -> list[Path]:

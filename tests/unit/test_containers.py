@@ -15,7 +15,7 @@ import pytest
 
 from sparkd.adapters import container_files, doctor_units
 from sparkd.core.doctor import ports
-from sparkd.core.doctor.containers import Container, rival
+from sparkd.core.doctor.containers import Container, rival, unit_rival
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/containers"
 ROW = Container(
@@ -182,6 +182,18 @@ def test_a_unit_that_podman_wrote_starts_a_container_by_its_name() -> None:
     assert list(ports.containers_started(text)) == ["vllm-old"]
     assert list(ports.containers_started("ExecStart=/usr/bin/docker start -a llm\n")) == ["llm"]
     assert list(ports.containers_started("ExecStart=/usr/bin/nginx start x\n")) == []
+
+
+def test_of_two_containers_of_one_name_none_hides_the_other() -> None:
+    text = "[Service]\nExecStart=/usr/bin/podman start llm\n"
+    roots = Container("podman", "llm", "no", False, False, (), False, (8000,))
+    users = Container("ann's podman", "llm", "no", False, False, (), False, (8001,))
+    other = Container("docker", "web", "no", False, False, (), False, (80,))
+    for known in ([roots, users, other], [users, other, roots]):
+        found = unit_rival("unit u", text, known, is_quadlet=False)
+        assert found is not None
+        assert found.ports == (8000, 8001)
+    assert unit_rival("unit u", text, [other], is_quadlet=False) is None
 
 
 def test_the_doctor_reads_stores_on_this_host_without_an_error() -> None:
