@@ -5,6 +5,7 @@ Everything is done as an operator would: files under /etc/sparkd, sparkctl, syst
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sparkd.core.bus_contract import INTERFACE, NAME, PATH
@@ -135,11 +136,10 @@ budget = "60s"
         It prints what the daemon answers, and works that out itself where the daemon is absent. So
         the daemon is asked first: waiting asks hundreds of times, each time sparkctl is a Python.
         """
-        options = ["--json=short", "--timeout=5", "--auto-start=no"]
-        call = ["busctl", "call", *options, NAME, PATH, INTERFACE, method, *arguments]
+        call = bus_call(method, *arguments, options=["--timeout=5", "--auto-start=no"])
         asked = self.machine.run(call, check=False)
         if asked.returncode == 0:
-            return json.loads(json.loads(asked.stdout)["data"][0])
+            return bus_answer(asked.stdout)
         return json.loads(self.ctl(*words, "--json").stdout)
 
     def until(
@@ -259,6 +259,16 @@ budget = "60s"
                 found.append(Interval(name, open_starts.pop(name), at))
         assert not open_starts, f"starts without an end: {open_starts}"
         return found
+
+
+def bus_call(*words: str, options: Sequence[str] = ("--timeout=60",)) -> list[str]:
+    """The command that calls a method of the daemon's: its name, its signature, its arguments."""
+    return ["busctl", "--json=short", *options, "call", NAME, PATH, INTERFACE, *words]
+
+
+def bus_answer(stdout: str) -> Any:
+    """What the daemon has said to a `bus_call`."""
+    return json.loads(json.loads(stdout)["data"][0])
 
 
 def unit(name: str) -> str:

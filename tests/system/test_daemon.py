@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from sparkd.core.events import Event
-from tests.system.lab import Lab
+from tests.system.lab import Lab, bus_answer, bus_call
 
 pytestmark = [pytest.mark.system, pytest.mark.each_systemd]
 
-BUS = ["io.github.sparkd.Manager1", "/io/github/sparkd/Manager1", "io.github.sparkd.Manager1"]
 RSS_MAX_KB = 60_000
 """47 MB on Debian 12, a little more on 13 (measured)."""
 
@@ -23,11 +22,10 @@ def main_pid(lab: Lab) -> str:
 
 
 def call(lab: Lab, *words: str, check: bool = True, user: str | None = None) -> Any:
-    argv = ["busctl", "--json=short", "--timeout=60", "call", *BUS, *words]
-    done = lab.machine.run(argv, check=check, user=user)
+    done = lab.machine.run(bus_call(*words), check=check, user=user)
     if done.returncode:
         return done.stderr
-    return json.loads(json.loads(done.stdout)["data"][0])
+    return bus_answer(done.stdout)
 
 
 def until_up(lab: Lab, other_than: str = "0") -> str:
@@ -236,7 +234,7 @@ def test_status_is_answered_while_an_order_waits(lab: Lab) -> None:
     lab.engine("slow", life={"load_seconds": 25.0})
     lab.apply()
     waiting = lab.machine.start_background(
-        ["busctl", "--json=short", "--timeout=100", "call", *BUS, "Start", "sb", "slow", "true"]
+        bus_call("Start", "sb", "slow", "true", options=["--timeout=100"])
     )
     lab.until("slow", "loading", "starting")
     assert waiting.running(), "the order is still open while the status is answered"

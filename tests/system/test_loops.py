@@ -7,7 +7,6 @@ here are compressed: a window of 20 s, attempts of 12 s.
 """
 
 import json
-import re
 
 import pytest
 
@@ -126,6 +125,9 @@ def test_a_reboot_is_nobodys_failure(lab: Lab) -> None:
 
 def test_a_start_that_takes_the_host_down_each_time_is_held(lab: Lab) -> None:
     """Power is cut in the middle of its start; whoever served at that moment has no part in it."""
+    # An end of another boot counts as older than this one, which by CLOCK_BOOTTIME is the outer
+    # host's age here: of a long window only a host that has been up for longer is outside.
+    lab.push("/etc/sparkd/sparkd.toml", SHORT_WINDOW)
     lab.engine("served", order=1, life={"load_seconds": 0.3})
     lab.engine("heavy", order=2, life={"load_seconds": 50.0})
     lab.apply()
@@ -139,10 +141,8 @@ def test_a_start_that_takes_the_host_down_each_time_is_held(lab: Lab) -> None:
         lab.machine.reboot(hard=True)
     lab.until_dead("heavy", 3)
     held = lab.until("heavy", "held")
-    # By the window or by the row: CLOCK_BOOTTIME is the outer host's here, and an end of another
-    # boot counts as older than this one, which may be older than the window.
-    rule = r"3 (unrequested ends of life within 1 h|ends of life in a row[^;]*), the limit is 3"
-    assert re.match(rule + "; the last was host-went-down", held["reason"]), held["reason"]
+    assert "3 ends of life in a row" in held["reason"]
+    assert "the limit is 3; the last was host-went-down" in held["reason"]
     rows = lab.incidents("heavy")
     assert [row["class"] for row in rows] == ["host-went-down"] * 3, json.dumps(rows)
     assert {row["reason"] for row in rows} == {"the host went down while it started"}
